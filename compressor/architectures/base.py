@@ -1,0 +1,157 @@
+"""What every model family answers about itself, and nothing about how pruning works.
+
+Notation used for tensor shapes:
+    H_k  key/query heads of one mixer        d_k  key/query channels of one head
+    H_v  value heads (a multiple of H_k)     d_v  value channels of one head
+    B    sequences in a batch                T    tokens of a sequence
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from transformers import PretrainedConfig, PreTrainedModel
+
+Stream = Literal["query", "key"]
+
+
+@dataclass(frozen=True)
+class Mixer:
+    """One linear-attention layer of a checkpoint.
+
+    `module` is its dotted path in the stock class, `tensors` the prefix of its tensor names in the
+    files. `convolution_width` counts all channels of its short convolutions, 0 without one.
+    """
+
+    layer: int
+    module: str
+    tensors: str
+    num_k_heads: int
+    num_v_heads: int
+    head_k_dim: int
+    head_v_dim: int
+    convolution_width: int
+    convolution_size: int
+
+    @property
+    def state_elements(self) -> int:
+        """Elements of the recurrent state of one sequence: H_v * d_v * d_k."""
+        return self.num_v_heads * self.head_v_dim * self.head_k_dim
+
+
+@dataclass(frozen=True)
+class ChannelMap:
+    """Which slices along `dim` of one tensor belong to which key or query channel.
+
+    `rows` is int64 [H_k, d_k, copies]: one channel can own several slices of a tensor.
+    `is_projection` marks the weights that produce the channel, which weight-based scores read;
+    convolutions and biases only follow the choice.
+    """
+
+    tensor: str
+    stream: Stream
+    rows: Tensor
+    is_projection: bool
+    dim: int = 0
+
+
+class RecurrenceTap:
+    """Sees, and may replace, what enters and leaves the recurrence of every mixer.
+
+    The base class changes nothing. `query` and `key` arrive after convolution and activation and
+    before any normalisation, as [B, T, H_k, d_k]; a mixer that removes padding itself passes
+    [1, tokens, H_k, d_k]. `output` is [B, T, H_v, d_v], before the output norm.
+    """
+
+    def on_query(self, layer: int, query: Tensor) -> Tensor:
+        return query
+
+    def on_key(self, layer: int, key: Tensor) -> Tensor:
+        return key
+
+    def on_output(self, layer: int, output: Tensor) -> Tensor:
+        return output
+
+
+class Architecture(ABC):
+    """One model family. Subclasses are final and hold no state.
+
+    `config` is the stock config object (class defaults filled in) and `raw_config` the parsed
+    config.json: values are read from the first, cuts are written to a copy of the second, so that
+    an exported config differs from its source in the cut fields alone.
+    """
+
+    model_types: ClassVar[tuple[str, ...]]
+    display_name: ClassVar[str]
+    load_line: ClassVar[str]
+    """The import that a plain script needs before it can load a checkpoint of this family."""
+    needs_fla: ClassVar[bool]
+    kernels_take_float32: ClassVar[bool]
+    """Whether the GPU kernels accept float32 activations."""
+
+    @abstractmethod
+    def import_stock_classes(self) -> None:
+        """Import what registers the stock classes with transformers."""
+
+    @abstractmethod
+    def enable_cpu_backend(self) -> None:
+        """Let the stock classes run on CPU tensors although GPU-only kernels are importable."""
+
+    @abstractmethod
+    def load_config(self, folder: Path) -> PretrainedConfig: ...
+
+    @abstractmethod
+    def model_class(self, raw_config: Mapping[str, Any]) -> type[PreTrainedModel]:
+        """The stock class that the config names, or the family's causal language model."""
+
+    @abstractmethod
+    def mixers(self, config: PretrainedConfig, tensor_names: Sequence[str]) -> tuple[Mixer, ...]:
+        """All linear-attention layers, in order; empty when the config has none."""
+
+    @abstractmethod
+    def channel_maps(self, mixer: Mixer) -> tuple[ChannelMap, ...]:
+        """Every tensor of the mixer that may carry key/query channels; absent ones are skipped."""
+
+    @abstractmethod
+    def refuse_unsupported(self, config: PretrainedConfig, tensor_names: Sequence[str]) -> None:
+        """Raise RequestError for members of the family that cannot be cut, with the reason."""
+
+    @abstractmethod
+    def cut_config(
+        self, raw_config: Mapping[str, Any], config: PretrainedConfig, keep: int, norm_epsilon: float | None
+    ) -> dict[str, Any]:
+        """A copy of `raw_config` for `keep` key channels a head; `norm_epsilon` None keeps the field.
+
+        Raises:
+            RequestError: the config's fields cannot express that width.
+        """
+
+    @abstractmethod
+    def norm_epsilon(self, config: PretrainedConfig) -> float:
+        """The epsilon that the mixers' output norm reads from the config."""
+
+    @abstractmethod
+    def norms_sharing_epsilon(self, model: PreTrainedModel) -> dict[str, nn.Module]:
+        """The norms, by module path, that read the same field but are not a mixer's output norm."""
+
+    @abstractmethod
+    def tapped(
+        self, model: PreTrainedModel, mixers: Sequence[Mixer], tap: RecurrenceTap
+    ) -> AbstractContextManager[None]:
+        """While active, every forward pass of `model` goes through `tap`."""
+
+    @abstractmethod
+    def decoder(self, model: PreTrainedModel) -> nn.Module:
+        """The stack without the language-model head; takes input_ids, attention_mask, use_cache."""
+
+
+def head_major_rows(num_heads: int, head_dim: int, offset: int = 0) -> Tensor:
+    """Rows of a projection that lays heads one after the other: int64 [num_heads, head_dim, 1]."""
+    return (offset + torch.arange(num_heads * head_dim)).reshape(num_heads, head_dim, 1)

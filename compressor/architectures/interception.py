@@ -1,0 +1,98 @@
+"""Stand between a stock mixer and the recurrence it calls.
+
+The stock layers look their recurrence up as a global of their module. Forward hooks cannot see its
+inputs (fla fuses the three convolutions, transformers splits one), so for the length of a context
+the global is replaced by a wrapper, and a pre-hook on every mixer tells which layer is running.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from torch import nn
+
+from compressor.architectures.base import Mixer, RecurrenceTap
+
+Function = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class EntryPoint:
+    """A function global of a stock module.
+
+    kind "recurrence" takes query and key first or by the given names and returns (output, state);
+    kind "normalization" is called once with the query, then once with the key, before a recurrence;
+    with it, recurrences of the same module only have their output tapped.
+    """
+
+    module: str
+    name: str
+    kind: Literal["recurrence", "normalization"] = "recurrence"
+    query: str = "q"
+    key: str = "k"
+
+
+@dataclass
+class _Running:
+    """The mixer whose forward is under way, and how many normalisations it has called."""
+
+    layer: int = -1
+    normalizations: int = field(default=0)
+
+
+@contextmanager
+def intercept(
+    model: nn.Module, mixers: Sequence[Mixer], entry_points: Sequence[EntryPoint], tap: RecurrenceTap
+) -> Iterator[None]:
+    """Send what reaches the entry points through `tap` while the context is active."""
+    running = _Running()
+    taps_inputs = all(entry.kind == "recurrence" for entry in entry_points)
+    with ExitStack() as stack:
+        for mixer in mixers:
+            handle = model.get_submodule(mixer.module).register_forward_pre_hook(_announce(running, mixer.layer))
+            stack.callback(handle.remove)
+        for entry in entry_points:
+            module = importlib.import_module(entry.module)
+            original: Function = vars(module)[entry.name]
+            if entry.kind == "recurrence":
+                replacement = _recurrence(original, entry, running, tap, taps_inputs)
+            else:
+                replacement = _normalization(original, running, tap)
+            setattr(module, entry.name, replacement)
+            stack.callback(setattr, module, entry.name, original)
+        yield
+
+
+def _announce(running: _Running, layer: int) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+    def hook(module: nn.Module, arguments: tuple[Any, ...]) -> None:
+        running.layer, running.normalizations = layer, 0
+
+    return hook
+
+
+def _recurrence(
+    original: Function, entry: EntryPoint, running: _Running, tap: RecurrenceTap, taps_inputs: bool
+) -> Function:
+    def tapped_recurrence(*args: Any, **kwargs: Any) -> Any:
+        if taps_inputs and args:
+            args = (tap.on_query(running.layer, args[0]), tap.on_key(running.layer, args[1]), *args[2:])
+        elif taps_inputs:
+            kwargs[entry.query] = tap.on_query(running.layer, kwargs[entry.query])
+            kwargs[entry.key] = tap.on_key(running.layer, kwargs[entry.key])
+        output, state = original(*args, **kwargs)
+        return tap.on_output(running.layer, output), state
+
+    return tapped_recurrence
+
+
+def _normalization(original: Function, running: _Running, tap: RecurrenceTap) -> Function:
+    def tapped_normalization(x: Any) -> Any:
+        running.normalizations += 1
+        tapped = tap.on_query if running.normalizations == 1 else tap.on_key
+        return original(tapped(running.layer, x))
+
+    return tapped_normalization

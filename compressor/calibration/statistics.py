@@ -1,0 +1,102 @@
+"""Streaming second moments of the key and query activations.
+
+Notation: L mixers, H_k key heads, d_k channels, n tokens. The Gram matrix of activations X
+[n, d_k] is X^T X [d_k, d_k]; sums over tokens are float64 whatever the activations' dtype, and
+memory does not grow with the number of tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from compressor.architectures.base import Mixer, RecurrenceTap
+from compressor.errors import RunError
+
+TOKENS_PER_PRODUCT = 2048
+"""Rows of one low-precision product. float32 accumulation over more loses digits that the sum in
+float64 cannot bring back."""
+
+
+class GramAccumulator(RecurrenceTap):
+    """Sums X^T X of every head of every mixer, for queries and keys apart.
+
+    The mixers must agree in H_k and d_k. `grams` is float64 [2, L, H_k, d_k, d_k], queries first;
+    `tokens` is int64 [2, L].
+    """
+
+    def __init__(self, mixers: Sequence[Mixer], device: torch.device) -> None:
+        first = mixers[0]
+        self._position = {mixer.layer: position for position, mixer in enumerate(mixers)}
+        self._layers = [mixer.layer for mixer in mixers]
+        shape = (2, len(mixers), first.num_k_heads, first.head_k_dim, first.head_k_dim)
+        self.grams = torch.zeros(shape, dtype=torch.float64, device=device)
+        self.tokens = torch.zeros(2, len(mixers), dtype=torch.int64)
+        self._mask: Tensor | None = None
+
+    def begin_batch(self, attention_mask: Tensor | None) -> None:
+        """`attention_mask` is bool [B, T], True for tokens that count; None when all do."""
+        self._mask = attention_mask
+
+    def on_query(self, layer: int, query: Tensor) -> Tensor:
+        self._add(0, layer, query)
+        return query
+
+    def on_key(self, layer: int, key: Tensor) -> Tensor:
+        self._add(1, layer, key)
+        return key
+
+    def end_batch(self, expected_tokens: int) -> None:
+        """Check that every mixer was seen with every token, and that all sums are finite.
+
+        Raises:
+            RunError: names the layer that was not captured, or the layer and head with NaN or
+                infinite activations.
+        """
+        for stream, name in enumerate(("query", "key")):
+            for position, layer in enumerate(self._layers):
+                seen = int(self.tokens[stream, position])
+                if seen != expected_tokens:
+                    raise RunError(
+                        f"layer {layer}: {seen} of {expected_tokens} {name} activations were captured; "
+                        "the installed library calls its recurrence in a way this version does not know."
+                    )
+        finite = torch.isfinite(self.grams.diagonal(dim1=-2, dim2=-1)).all(-1)
+        if not bool(finite.all()):
+            stream, position, head = (int(index) for index in (~finite).nonzero()[0])
+            raise RunError(
+                f"layer {self._layers[position]}, head {head}: {('query', 'key')[stream]} activations are NaN or "
+                "infinite; calibrate with --dtype float32, or check the checkpoint."
+            )
+
+    def _add(self, stream: int, layer: int, activations: Tensor) -> None:
+        position = self._position[layer]
+        rows = _counted_rows(activations, self._mask)
+        self.tokens[stream, position] += rows.shape[0]
+        target = self.grams[stream, position]
+        for block in rows.split(TOKENS_PER_PRODUCT):
+            target += gram(block)
+
+
+def gram(block: Tensor) -> Tensor:
+    """X^T X of each head: [n, H, d] -> [H, d, d].
+
+    float64 on a CPU. On a GPU float32: products of half-precision activations are exact there and
+    accumulate in float32; float32 activations are multiplied in full float32.
+    """
+    left, right = block.permute(1, 2, 0), block.permute(1, 0, 2)
+    if block.device.type == "cpu":
+        return torch.bmm(left.double(), right.double())
+    if block.dtype in (torch.bfloat16, torch.float16):
+        return torch.bmm(left, right, out_dtype=torch.float32)
+    return torch.bmm(left.float(), right.float())
+
+
+def _counted_rows(activations: Tensor, mask: Tensor | None) -> Tensor:
+    """[B, T, H, d] -> [n, H, d] without padding; fla passes [1, n, H, d], padding already removed."""
+    rows = activations.flatten(0, 1)
+    if mask is None or rows.shape[0] == int(mask.sum()):
+        return rows
+    return rows[mask.flatten().to(rows.device)]

@@ -1,0 +1,265 @@
+"""README.md of an output folder: what was cut, how well it went, how to load it and how to make it again."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+# Both families load through transformers' Auto classes, and the Hub has no library of fla's.
+_LIBRARY = "transformers"
+_FLA_TAG = "flash-linear-attention"
+_FRONT_MATTER = re.compile(r"---\n(.*?)\n---(?:\n|$)", re.DOTALL)
+_UNKNOWN = "not measured"
+
+
+@dataclass(frozen=True)
+class BaseLicense:
+    """The Hub's licence fields: an identifier such as `apache-2.0`, or `other` with a name and a link."""
+
+    identifier: str
+    name: str | None
+    link: str | None
+
+
+@dataclass(frozen=True)
+class ModelCardFacts:
+    """What the card says. None is for what is unknown or was not measured, and is printed so.
+
+    `base_name` is for readers, `base_model` the Hub id (None for a local folder). `ratio` is the share
+    of key/query channels removed. Perplexities are per token, `kl` is in nats a token against the base
+    model, all on `evaluation_text`. `needs_fla` is for families whose classes flash-linear-attention
+    registers. `engine_notes` and `versions` (name, version) are printed one a line.
+    """
+
+    model_name: str
+    base_name: str
+    base_model: str | None
+    base_revision: str | None
+    license: BaseLicense | None
+    model_type: str
+    needs_fla: bool
+    trust_remote_code: bool
+    method: str
+    scoring: str
+    ratio: float
+    max_rho: float | None
+    key_dim_before: int
+    key_dim_after: int
+    state_bytes_before: int
+    state_bytes_after: int
+    parameters_before: int
+    parameters_after: int
+    norm_epsilon: str
+    norm_epsilon_before: float | None
+    norm_epsilon_after: float | None
+    calibration_source: str
+    calibration_tokens: int
+    calibration_sequence_length: int
+    calibration_seed: int
+    calibration_sha256: str | None
+    evaluation_text: str | None
+    perplexity_before: float | None
+    perplexity_after: float | None
+    kl: float | None
+    recovery: str | None
+    engine_notes: tuple[str, ...]
+    versions: tuple[tuple[str, str], ...]
+
+
+def read_license(source: Path) -> BaseLicense | None:
+    """The licence that the metadata of the README.md in `source` names; None where it names none that can be read."""
+    try:
+        text = (source / "README.md").read_bytes().decode("utf-8-sig", "replace").replace("\r\n", "\n")
+    except FileNotFoundError:
+        return None
+    match = _FRONT_MATTER.match(text)
+    if match is None:
+        return None
+    try:
+        # Builds strings, lists and mappings only.
+        metadata = yaml.load(match.group(1), Loader=yaml.BaseLoader)
+    except yaml.YAMLError:
+        return None
+    if not isinstance(metadata, dict):
+        return None
+    identifier, name, link = (_text_or_none(metadata.get(key)) for key in ("license", "license_name", "license_link"))
+    return None if identifier is None else BaseLicense(identifier, name, link)
+
+
+def render_model_card(facts: ModelCardFacts) -> str:
+    """The text of README.md: the Hub's YAML metadata, then sections in the order of the functions below."""
+    sections = [
+        _summary(facts),
+        _change_table(facts),
+        _how_it_was_made(facts),
+        _figures(facts),
+        _loading(facts),
+        _engines(facts),
+        _limitations(facts),
+        _reproduction(facts),
+    ]
+    metadata = yaml.safe_dump(_metadata(facts), sort_keys=False, allow_unicode=True)
+    return f"---\n{metadata}---\n\n" + "\n\n".join(section for section in sections if section) + "\n"
+
+
+def _metadata(facts: ModelCardFacts) -> dict[str, object]:
+    metadata: dict[str, object] = {}
+    if facts.base_model is not None:
+        metadata["base_model"] = facts.base_model
+    if facts.license is not None:
+        metadata["license"] = facts.license.identifier
+        if facts.license.name is not None:
+            metadata["license_name"] = facts.license.name
+        if facts.license.link is not None:
+            metadata["license_link"] = facts.license.link
+    metadata["library_name"] = _LIBRARY
+    metadata["pipeline_tag"] = "text-generation"
+    tags = ["linear-attention", "state-compression", "pruning", facts.model_type]
+    metadata["tags"] = [*tags, _FLA_TAG] if facts.needs_fla else tags
+    return metadata
+
+
+def _summary(facts: ModelCardFacts) -> str:
+    base = _code(facts.base_name)
+    if facts.base_model is not None:
+        base = f"[{facts.base_model}](https://huggingface.co/{facts.base_model})"
+    revision = "" if facts.base_revision is None else f" at revision {_code(facts.base_revision)}"
+    return (
+        f"# {_line(facts.model_name)}\n\n"
+        f"{base}{revision} with a smaller linear-attention state: every key head keeps {facts.key_dim_after} of its "
+        f"{facts.key_dim_before} key/query channels. It is an ordinary {_code(facts.model_type)} checkpoint; stock "
+        "libraries load it, and no code of the tool that made it is needed.\n\n"
+        "What the base model is for, what it was trained on and how it may be used stands in the model card of the "
+        "base model and holds here too."
+    )
+
+
+def _change_table(facts: ModelCardFacts) -> str:
+    rows = [
+        ("Key/query width of a head", facts.key_dim_before, facts.key_dim_after),
+        ("State bytes per sequence (fp32, convolution state apart)", facts.state_bytes_before, facts.state_bytes_after),
+        ("Parameters", facts.parameters_before, facts.parameters_after),
+    ]
+    lines = ["## What was cut", "", "| | before | after | change |", "|---|---:|---:|---:|"]
+    lines += [f"| {name} | {old:,} | {new:,} | {_change(old, new)} |" for name, old, new in rows]
+    return "\n".join(lines)
+
+
+def _how_it_was_made(facts: ModelCardFacts) -> str:
+    rho = _UNKNOWN if facts.max_rho is None else f"{facts.max_rho:.4f}"
+    epsilon = f"{facts.norm_epsilon}"
+    if facts.norm_epsilon_before is not None and facts.norm_epsilon_after is not None:
+        epsilon += f" ({facts.norm_epsilon_before:g} before, {facts.norm_epsilon_after:g} after)"
+    digest = "" if facts.calibration_sha256 is None else f", SHA-256 of its tokens {_code(facts.calibration_sha256)}"
+    return "\n".join(
+        [
+            "## How it was made",
+            "",
+            f"- Method: {_code(facts.method)}, scored on {_code(facts.scoring)}; worst `rho` over all heads: {rho}",
+            f"- Ratio: {facts.ratio:g} (the share of key/query channels removed)",
+            f"- Norm epsilon: {epsilon}",
+            f"- Calibration: {facts.calibration_tokens:,} tokens of {_code(facts.calibration_source)}, in sequences of "
+            f"at most {facts.calibration_sequence_length:,} tokens, seed {facts.calibration_seed}{digest}",
+            f"- Recovery: {'none' if facts.recovery is None else _line(facts.recovery)}",
+        ]
+    )
+
+
+def _figures(facts: ModelCardFacts) -> str:
+    text = "" if facts.evaluation_text is None else f" on {_line(facts.evaluation_text)}"
+    before, after = _number(facts.perplexity_before, 2), _number(facts.perplexity_after, 2)
+    base_kl = _UNKNOWN if facts.kl is None else "0"
+    return "\n".join(
+        [
+            "## Figures",
+            "",
+            "| | base model | this model |",
+            "|---|---:|---:|",
+            f"| Perplexity a token{text} | {before} | {after} |",
+            f"| KL to the base model, nats a token | {base_kl} | {_number(facts.kl, 4)} |",
+            "",
+            "`compression.json` has every figure, per layer and head; `selection.json` has the kept channels.",
+        ]
+    )
+
+
+def _loading(facts: ModelCardFacts) -> str:
+    lines = ["## Loading", "", "```python"]
+    if facts.needs_fla:
+        lines += ["import fla  # registers the model classes of flash-linear-attention"]
+    arguments = ", trust_remote_code=True" if facts.trust_remote_code else ""
+    lines += [
+        "from transformers import AutoModelForCausalLM, AutoTokenizer",
+        "",
+        f"name = {json.dumps(facts.model_name, ensure_ascii=False)}  # the path of this folder, or its id on the Hub",
+        f'model = AutoModelForCausalLM.from_pretrained(name, dtype="auto"{arguments})',
+        f"tokenizer = AutoTokenizer.from_pretrained(name{arguments})",
+        "```",
+    ]
+    return "\n".join(lines)
+
+
+def _engines(facts: ModelCardFacts) -> str:
+    if not facts.engine_notes:
+        return ""
+    return "\n".join(["## Engines", "", *(f"- {_line(note)}" for note in facts.engine_notes)])
+
+
+def _limitations(facts: ModelCardFacts) -> str:
+    recovery = (
+        "No recovery training was done after the cut; quality is that of the remaining channels as they were."
+        if facts.recovery is None
+        else f"Recovery after the cut: {_line(facts.recovery)}."
+    )
+    return "\n".join(
+        [
+            "## Limitations",
+            "",
+            "- Perplexity does not see memory loss: a smaller state can forget what stands far back in the context "
+            "while perplexity hardly moves. Measure retrieval on your own long inputs before you rely on it.",
+            f"- {recovery}",
+            "- Biases and failures of the base model remain.",
+        ]
+    )
+
+
+def _reproduction(facts: ModelCardFacts) -> str:
+    lines = [
+        "## Making it again",
+        "",
+        "`recipe.yaml` beside this file is the run, fully resolved:",
+        "",
+        "```bash",
+        "compress --recipe recipe.yaml",
+        "```",
+    ]
+    if facts.versions:
+        lines += ["", "Made with " + ", ".join(f"{name} {version}" for name, version in facts.versions) + "."]
+    return "\n".join(lines)
+
+
+def _number(value: float | None, digits: int) -> str:
+    return _UNKNOWN if value is None else f"{value:,.{digits}f}"
+
+
+def _change(before: int, after: int) -> str:
+    return "" if before == 0 else f"{100 * (after - before) / before:+.1f}%"
+
+
+def _line(text: str) -> str:
+    """One line that breaks no table."""
+    return " ".join(text.split()).replace("|", r"\|")
+
+
+def _code(text: str) -> str:
+    return f"`{' '.join(text.split()).replace('`', chr(39))}`"
+
+
+def _text_or_none(value: object) -> str | None:
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    return value if isinstance(value, str) and value else None

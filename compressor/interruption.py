@@ -1,0 +1,35 @@
+"""Ctrl-C and SIGTERM end a run with one sentence: nothing half-written, and how to go on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from compressor.errors import CompressorError
+from compressor.export.interrupts import termination_raises
+
+
+class Interrupted(CompressorError):
+    """The run was stopped from outside; `exit_code` is the shell's for the signal."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+@contextmanager
+def explained_interrupts(output: Path) -> Iterator[None]:
+    """Turn Ctrl-C, SIGTERM and SIGHUP into `Interrupted`.
+
+    Raises:
+        Interrupted: a signal came; calibration sums saved so far are beside the output folder.
+    """
+    with termination_raises():
+        try:
+            yield
+        except (KeyboardInterrupt, SystemExit) as stop:
+            code = stop.code if isinstance(stop, SystemExit) and isinstance(stop.code, int) else 130
+            raise Interrupted(
+                f"interrupted: {output} was not written; give --resume to go on with the calibration done so far.", code
+            ) from None

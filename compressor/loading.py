@@ -1,0 +1,73 @@
+"""Stock models in memory: the right class, dtype and device, and nothing freshly initialised."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from compressor.architectures.base import Architecture
+from compressor.checkpoint.validation import meta_model
+from compressor.errors import RequestError, RunError
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def resolve_device(name: str) -> torch.device:
+    """`auto` is the first GPU where there is one.
+
+    Raises:
+        RequestError: a GPU is asked for that this machine does not show.
+    """
+    count = torch.cuda.device_count()
+    if name == "auto":
+        return torch.device("cuda" if count else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= count:
+        raise RequestError(f"--device {name}: torch sees {count} GPUs on this machine; use --device cpu or another index.")
+    return device
+
+
+def resolve_dtype(name: str, device: torch.device, architecture: Architecture) -> torch.dtype:
+    """`auto` is bfloat16 on a GPU and float32 on a CPU.
+
+    Raises:
+        RequestError: the family's GPU kernels do not take the dtype.
+    """
+    if name == "auto":
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    if name == "float32" and device.type == "cuda" and not architecture.kernels_take_float32:
+        raise RequestError(
+            f"--dtype float32: fla's GPU kernels for {architecture.display_name} do not take it; use bfloat16."
+        )
+    return _DTYPES[name]
+
+
+def build_skeleton(architecture: Architecture, folder: Path, raw_config: dict[str, Any]) -> PreTrainedModel:
+    """The stock model on the meta device: names and shapes without weights."""
+    architecture.import_stock_classes()
+    if not torch.cuda.is_available():
+        architecture.enable_cpu_backend()
+    return meta_model(architecture.load_config(folder), architecture.model_class(raw_config))
+
+
+def load_model(
+    architecture: Architecture, folder: Path, raw_config: dict[str, Any], dtype: torch.dtype, device: torch.device
+) -> PreTrainedModel:
+    """The checkpoint through its stock class, in inference mode.
+
+    Raises:
+        RunError: the stock loader left a tensor out, or would draw one at random.
+    """
+    architecture.import_stock_classes()
+    if device.type == "cpu":
+        architecture.enable_cpu_backend()
+    model, info = architecture.model_class(raw_config).from_pretrained(
+        folder, dtype=dtype, local_files_only=True, output_loading_info=True
+    )
+    for kind in ("missing_keys", "mismatched_keys", "unexpected_keys"):
+        if info[kind]:
+            raise RunError(f"the stock loader reports {kind.replace('_', ' ')} in {folder}: {sorted(map(str, info[kind]))[:3]}")
+    return model.to(device).eval()

@@ -1,0 +1,185 @@
+"""The stages of a run, composed: plan, calibrate, select, write, evaluate, verify."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import shutil
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+
+from rich.console import Console
+from transformers import PreTrainedModel
+
+from compressor.architectures.masking import ScaledOutput
+from compressor.artifacts import CalibrationProgress, CalibrationStatistics, ProgressFile, Selection, write_json
+from compressor.calibration.norm_check import refuse_epsilon_near_other_norms
+from compressor.calibration.run import calibrate
+from compressor.calibration.tokens import PackedTokens, TokenBatch, batches
+from compressor.checkpoint.fingerprint import weights_sha256
+from compressor.checkpoint.config_file import CONFIG_FILE, read_config
+from compressor.evaluation.language_modelling import HeldOutFigures, Variant, compare_on_held_out
+from compressor.export.disk import translate_write_errors
+from compressor.export.model_card import render_model_card
+from compressor.export.weights import parse_size
+from compressor.interruption import explained_interrupts
+from compressor.loading import load_model
+from compressor.planning import RunOptions, RunPlan, pack_plan_tokens, plan_run
+from compressor.progress import StageReporter
+from compressor.recipe import Recipe
+from compressor.report import Report, VerificationReport
+from compressor.reporting import RunFacts, build_report, card_facts
+from compressor.selecting import select_channels
+from compressor.verification.run import Original, verify_folder
+from compressor.writing import write_checkpoint
+
+SECONDS_BETWEEN_SAVES = 15.0
+
+
+def compress(recipe: Recipe, options: RunOptions | None = None, console: Console | None = None) -> Report:
+    """Cut a checkpoint's key width and write the smaller one; the whole of `compress MODEL`.
+
+    Args:
+        recipe: what to do; see `Recipe` and `Recipe.from_settings`.
+        options: what to do with files that are there already.
+        console: where progress is shown; None shows nothing.
+
+    Returns:
+        The report that is also written to `compression.json`.
+
+    Raises:
+        RequestError: the request cannot be met; nothing was written.
+        RunError: the run failed; the output folder is as it was before.
+    """
+    options = options or RunOptions()
+    reporter = StageReporter(console)
+    plan = plan_run(recipe, options)
+    for note in (*plan.notes, *plan.cut.engine_warnings):
+        reporter.say(f"note: {note}")
+    lock = plan.output.lock(plan.resume_folder / "lock")
+    with explained_interrupts(plan.output.path), lock:
+        report = _run_locked(plan, options, reporter)
+        shutil.rmtree(plan.resume_folder, ignore_errors=True)
+    return report
+
+
+def _run_locked(plan: RunPlan, options: RunOptions, reporter: StageReporter) -> Report:
+    tokens = pack_plan_tokens(plan)
+    for problem in tokens.problems:
+        reporter.say(f"note: {problem}")
+    model = load_model(
+        plan.source.architecture, plan.source.folder, plan.source.checkpoint.raw_config, plan.dtype, plan.device
+    )
+    token_batches = list(batches(tokens.calibration, plan.recipe.calibration.batch_size))
+    smallest = _check_norms(plan, model, token_batches[0])
+    sha256 = _fingerprint(plan, reporter)
+    statistics = _calibrate(plan, options, model, token_batches, tokens, sha256, reporter)
+    with reporter.stage("selecting", statistics.gram_q.shape[0] * statistics.gram_q.shape[1], "heads") as advance:
+        selection, layers = select_channels(
+            plan.source, statistics, plan.recipe.selection, plan.cut.keep, plan.recipe.runtime.seed
+        )
+        advance(statistics.gram_q.shape[0] * statistics.gram_q.shape[1])
+    with plan.output.staged() as folder:
+        with reporter.stage("writing", plan.cut.output_bytes, "bytes") as advance:
+            max_shard_bytes = parse_size(plan.recipe.export.max_shard_size)
+            write_checkpoint(folder, plan.source, plan.cut, selection, max_shard_bytes, advance)
+            (folder / "recipe.yaml").write_text(plan.recipe.to_yaml(), encoding="utf-8")
+        figures = _evaluate(plan, model, folder, tokens, reporter)
+        del model
+        verification = _verify(plan, folder, tokens, reporter)
+        facts = RunFacts(tokens, sha256, layers, smallest, figures, verification, reporter.seconds)
+        report = build_report(plan, facts)
+        write_json(folder / "compression.json", report.to_json())
+        (folder / "README.md").write_text(render_model_card(card_facts(plan, report)), encoding="utf-8")
+    return report
+
+
+def _check_norms(plan: RunPlan, model: PreTrainedModel, batch: TokenBatch) -> float | None:
+    if plan.recipe.selection.norm_epsilon != "scaled":
+        return None
+    return refuse_epsilon_near_other_norms(plan.source.architecture, model, batch, plan.cut.norm_epsilon[1])
+
+
+def _fingerprint(plan: RunPlan, reporter: StageReporter) -> str:
+    total = sum(path.stat().st_size for path in plan.source.checkpoint.index.files)
+    with reporter.stage("hashing", total, "bytes") as advance:
+        return weights_sha256(plan.source.checkpoint.index, advance)
+
+
+def _calibrate(
+    plan: RunPlan,
+    options: RunOptions,
+    model: PreTrainedModel,
+    token_batches: Sequence[TokenBatch],
+    tokens: PackedTokens,
+    sha256: str,
+    reporter: StageReporter,
+) -> CalibrationStatistics:
+    file = ProgressFile(plan.resume_folder / "calibration.safetensors", _calibration_key(plan, tokens, sha256))
+    start, problem = file.load() if options.resume else (None, None)
+    if problem is not None:
+        reporter.say(f"note: {problem}")
+    if start is not None:
+        reporter.say(f"resuming after {start.batches} of {len(token_batches)} calibration batches")
+    saved_at = time.monotonic()
+
+    def on_batch(progress: CalibrationProgress, batch_tokens: int) -> None:
+        nonlocal saved_at
+        advance(batch_tokens)
+        if progress.batches == len(token_batches) or time.monotonic() - saved_at > SECONDS_BETWEEN_SAVES:
+            with translate_write_errors(file.path, None):
+                file.save(progress)
+            saved_at = time.monotonic()
+
+    with reporter.stage("calibrating", tokens.tokens) as advance:
+        if start is not None:
+            advance(sum(batch.num_tokens for batch in token_batches[: start.batches]))
+        return calibrate(plan.source.architecture, model, plan.source.mixers, token_batches, start, on_batch)
+
+
+def _calibration_key(plan: RunPlan, tokens: PackedTokens, sha256: str) -> str:
+    """Of everything that the sums depend on."""
+    parts = [sha256, json.dumps(plan.source.checkpoint.raw_config, sort_keys=True), tokens.sha256]
+    parts += [str(plan.recipe.calibration.batch_size), str(plan.dtype), plan.device.type]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def _evaluate(
+    plan: RunPlan, original: PreTrainedModel, folder: Path, tokens: PackedTokens, reporter: StageReporter
+) -> HeldOutFigures | None:
+    """The reloaded folder against the original, with the norm epsilon as exported and as it might have been."""
+    if not plan.recipe.export.evaluate or not tokens.held_out:
+        return None
+    architecture = plan.source.architecture
+    compressed = load_model(architecture, folder, read_config(folder / CONFIG_FILE), plan.dtype, plan.device)
+    mixers = architecture.mixers(compressed.config, list(plan.source.shapes))
+    kept_scale = math.sqrt(plan.cut.key_dim.before / plan.cut.key_dim.after)
+    exported, other, factor = (
+        ("scaled", "keep", kept_scale)
+        if plan.recipe.selection.norm_epsilon == "scaled"
+        else ("keep", "scaled", 1 / kept_scale)
+    )
+    variants = (
+        Variant(exported, nullcontext),
+        Variant(other, lambda: architecture.tapped(compressed, mixers, ScaledOutput(factor))),
+    )
+    with reporter.stage("evaluating", sum(len(sequence) for sequence in tokens.held_out)) as advance:
+        return compare_on_held_out(original, compressed, variants, tokens.held_out, advance)
+
+
+def _verify(plan: RunPlan, folder: Path, tokens: PackedTokens, reporter: StageReporter) -> VerificationReport | None:
+    if not plan.recipe.export.verify:
+        return None
+    original = Original(plan.source.folder, plan.recipe.selection.norm_epsilon == "scaled")
+    with reporter.stage("verifying", 1, "checkpoint") as advance:
+        report = verify_folder(
+            folder, plan.source.architecture, plan.device, tokens.calibration[0].tolist(), original
+        )
+        advance(1)
+    return report
+
+
+__all__ = ["RunOptions", "Selection", "compress"]

@@ -1,0 +1,120 @@
+"""A run before it starts: all inputs opened, everything impossible refused."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
+
+from compressor.calibration.text import DocumentStream, TextSource, held_out_source, open_documents
+from compressor.calibration.tokenizer import load_tokenizer
+from compressor.calibration.tokens import PackedTokens, pack_tokens
+from compressor.errors import RequestError
+from compressor.export.disk import refuse_too_little_space
+from compressor.export.folder import OutputFolder
+from compressor.export.weights import parse_size
+from compressor.loading import resolve_device, resolve_dtype
+from compressor.preparation import CutPlan, Source, choose_width, open_model, open_source, plan_cut
+from compressor.recipe import CalibrationSection, Recipe
+
+HELD_OUT_SEQUENCES = 8
+"""Sequences measured before and after, where the source leaves that many."""
+TOKENS_PER_CHANNEL = 10
+"""Fewest calibration tokens for each key channel."""
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How a run treats what is on disk already; not part of the recipe, since it changes no result."""
+
+    resume: bool = False
+    overwrite: bool = False
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """Opened inputs of a run. `recipe` has device, dtype, revision and output folder filled in."""
+
+    recipe: Recipe
+    source: Source
+    cut: CutPlan
+    output: OutputFolder
+    documents: DocumentStream
+    tokenizer: PreTrainedTokenizerBase
+    device: torch.device
+    dtype: torch.dtype
+    notes: tuple[str, ...]
+
+    @property
+    def resume_folder(self) -> Path:
+        path = self.output.path
+        return path.with_name(f"{path.name}.resume")
+
+
+def plan_run(recipe: Recipe, options: RunOptions) -> RunPlan:
+    """Open everything a run reads and check everything it needs; writes nothing.
+
+    What needs no weights is checked first, so that nothing large is downloaded for a request that
+    cannot be met.
+
+    Raises:
+        RequestError: the request cannot be carried out.
+    """
+    parse_size(recipe.export.max_shard_size)
+    device = resolve_device(recipe.runtime.device)
+    configured = open_model(recipe.model, recipe.revision)
+    keep = choose_width(configured, recipe.selection)
+    dtype = resolve_dtype(recipe.runtime.dtype, device, configured.architecture)
+    output_dir = recipe.output_dir or f"{Path(configured.folder.name).name}-{recipe.selection.method}-{keep}"
+    output = OutputFolder(Path(output_dir), options.overwrite)
+    output.check(configured.folder.path)
+    _refuse_too_long(recipe.calibration.sequence_length, configured.config.get_text_config(decoder=True))
+    tokenizer = load_tokenizer(configured.folder.path, recipe.runtime.trust_remote_code)
+    documents = open_documents(_text_source(recipe.calibration))
+    source = open_source(configured)
+    cut = plan_cut(source, recipe, keep)
+    refuse_too_little_space(output.path, cut.output_bytes)
+    resolved = recipe.model_copy(
+        update={
+            "revision": configured.folder.revision if recipe.revision else None,
+            "output_dir": output_dir,
+            "runtime": recipe.runtime.model_copy(
+                update={"device": str(device), "dtype": str(dtype).removeprefix("torch.")}
+            ),
+        }
+    )
+    return RunPlan(resolved, source, cut, output, documents, tokenizer, device, dtype, source.checkpoint.notes)
+
+
+def pack_plan_tokens(plan: RunPlan) -> PackedTokens:
+    """The calibration and held-out tokens of a plan.
+
+    Raises:
+        RequestError: the source has too few tokens, or none that the model knows.
+    """
+    request = plan.recipe.calibration
+    return pack_tokens(
+        plan.documents,
+        plan.tokenizer,
+        request.samples,
+        request.sequence_length,
+        HELD_OUT_SEQUENCES if plan.recipe.export.evaluate else 0,
+        plan.recipe.runtime.seed,
+        vocab_size=plan.source.config.get_text_config(decoder=True).vocab_size,
+        minimum_tokens=TOKENS_PER_CHANNEL * plan.cut.key_dim.before,
+        held_out_source=held_out_source(_text_source(request)),
+    )
+
+
+def _text_source(request: CalibrationSection) -> TextSource:
+    return TextSource(name=request.source, column=request.column, config=request.config, split=request.split)
+
+
+def _refuse_too_long(sequence_length: int, config: PretrainedConfig) -> None:
+    limit = config.max_position_embeddings
+    if limit is not None and sequence_length > limit:
+        raise RequestError(
+            f"--sequence-length {sequence_length} is over the model's {limit} positions; use {limit} or fewer."
+        )

@@ -1,0 +1,180 @@
+"""Everything that can be known, and refused, before calibration."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PretrainedConfig
+
+from compressor.architectures.base import Architecture, Mixer
+from compressor.architectures.engines import engine_warnings
+from compressor.architectures.registry import find_architecture
+from compressor.artifacts import Selection
+from compressor.checkpoint.checkpoint import Checkpoint, open_checkpoint, open_config
+from compressor.checkpoint.source import ModelFolder, fetch_weights, resolve_model
+from compressor.checkpoint.validation import compare_with_skeleton
+from compressor.demo import demo_model_path
+from compressor.errors import RequestError
+from compressor.loading import build_skeleton
+from compressor.recipe import Recipe, SelectionSection
+from compressor.report import BeforeAfter
+from compressor.surgery import plan_cuts
+from compressor.width import kept_width
+
+STATE_ELEMENT_BYTES = 4
+"""fla and vLLM keep the recurrent state in float32."""
+_ELEMENT_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model folder with its adapter; headers validated against the stock class."""
+
+    checkpoint: Checkpoint
+    architecture: Architecture
+    config: PretrainedConfig
+    mixers: tuple[Mixer, ...]
+
+    @property
+    def folder(self) -> Path:
+        return self.checkpoint.folder.path
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: entry.shape for name, entry in self.checkpoint.index.entries.items()}
+
+
+@dataclass(frozen=True)
+class CutPlan:
+    """The widths, sizes and config of a cut, before any channel is chosen."""
+
+    keep: int
+    ratio: float
+    cut_config: Mapping[str, Any]
+    norm_epsilon: tuple[float, float]
+    key_dim: BeforeAfter
+    state_bytes: BeforeAfter
+    convolution_state_bytes: BeforeAfter
+    parameters: BeforeAfter
+    output_bytes: int
+    engine_warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ConfiguredModel:
+    """A model folder whose config, but not yet its weights, is known to be supported."""
+
+    folder: ModelFolder
+    raw_config: Mapping[str, Any]
+    architecture: Architecture
+    config: PretrainedConfig
+    mixers: tuple[Mixer, ...]
+
+
+def open_model(model: str | None, revision: str | None) -> ConfiguredModel:
+    """Resolve a model and read its config: nothing large is downloaded or read.
+
+    Raises:
+        RequestError: no such model, an unknown family, or no linear-attention layer.
+    """
+    folder = resolve_model(str(demo_model_path()) if model is None else model, revision)
+    raw_config = open_config(folder)
+    architecture = find_architecture(raw_config["model_type"])
+    config = architecture.load_config(folder.path)
+    mixers = architecture.mixers(config, ())
+    if not mixers:
+        raise RequestError(f"this {raw_config['model_type']} checkpoint has no linear-attention layer: nothing to prune.")
+    return ConfiguredModel(folder, raw_config, architecture, config, mixers)
+
+
+def open_source(configured: ConfiguredModel) -> Source:
+    """Fetch the weights and check every tensor's name and shape from the file headers alone.
+
+    Raises:
+        RequestError: broken, quantised, pickled or mismatching weights.
+    """
+    fetch_weights(configured.folder)
+    checkpoint = open_checkpoint(configured.folder)
+    architecture = configured.architecture
+    names = list(checkpoint.index.entries)
+    architecture.refuse_unsupported(configured.config, names)
+    skeleton = build_skeleton(architecture, checkpoint.folder.path, dict(configured.raw_config))
+    compare_with_skeleton(checkpoint.index, skeleton)
+    return Source(checkpoint, architecture, configured.config, architecture.mixers(configured.config, names))
+
+
+def choose_width(configured: ConfiguredModel, selection: SelectionSection) -> int:
+    """The kept width, refused now if the config cannot express it.
+
+    Raises:
+        RequestError: see `kept_width` and the adapter's `cut_config`.
+    """
+    head_k_dim = configured.mixers[0].head_k_dim
+    keep = kept_width(head_k_dim, selection.ratio, selection.target_dim, selection.round_to)
+    configured.architecture.cut_config(configured.raw_config, configured.config, keep, None)
+    return keep
+
+
+def plan_cut(source: Source, recipe: Recipe, keep: int) -> CutPlan:
+    """Sizes before and after, from headers; the choice of channels does not change them."""
+    first = source.mixers[0]
+    before_epsilon = source.architecture.norm_epsilon(source.config)
+    scaled = recipe.selection.norm_epsilon == "scaled"
+    after_epsilon = before_epsilon * first.head_k_dim / keep if scaled else before_epsilon
+    cut_config = source.architecture.cut_config(
+        source.checkpoint.raw_config, source.config, keep, after_epsilon if scaled else None
+    )
+    parameters, output_bytes = _sizes_after(source, keep)
+    return CutPlan(
+        keep=keep,
+        ratio=1 - keep / first.head_k_dim,
+        cut_config=cut_config,
+        norm_epsilon=(before_epsilon, after_epsilon),
+        key_dim=BeforeAfter(first.head_k_dim, keep),
+        state_bytes=state_bytes(source.mixers, keep),
+        convolution_state_bytes=convolution_state_bytes(source, keep),
+        parameters=BeforeAfter(sum(math.prod(shape) for shape in source.shapes.values()), parameters),
+        output_bytes=output_bytes,
+        engine_warnings=engine_warnings(source.architecture.needs_fla, keep, first.head_v_dim),
+    )
+
+
+def state_bytes(mixers: tuple[Mixer, ...], keep: int) -> BeforeAfter:
+    """Bytes of the recurrent state of one sequence, in float32."""
+    before = sum(mixer.state_elements for mixer in mixers) * STATE_ELEMENT_BYTES
+    after = sum(mixer.num_v_heads * mixer.head_v_dim * keep for mixer in mixers) * STATE_ELEMENT_BYTES
+    return BeforeAfter(before, after)
+
+
+def convolution_state_bytes(source: Source, keep: int) -> BeforeAfter:
+    """Bytes of the convolution states of one sequence, in the dtype of the weights."""
+    before = after = 0
+    for mixer in source.mixers:
+        if mixer.convolution_width:
+            element = _ELEMENT_BYTES[_projection_dtype(source, mixer)] * mixer.convolution_size
+            before += mixer.convolution_width * element
+            after += (mixer.convolution_width - 2 * mixer.num_k_heads * (mixer.head_k_dim - keep)) * element
+    return BeforeAfter(before, after)
+
+
+def _projection_dtype(source: Source, mixer: Mixer) -> str:
+    names = (channel_map.tensor for channel_map in source.architecture.channel_maps(mixer))
+    return next(source.checkpoint.index.entries[name].dtype for name in names if name in source.shapes)
+
+
+def _sizes_after(source: Source, keep: int) -> tuple[int, int]:
+    """Parameters and bytes of the output's tensors."""
+    kept = {mixer.layer: torch.arange(keep).expand(mixer.num_k_heads, keep) for mixer in source.mixers}
+    cuts = plan_cuts(source.architecture, source.mixers, source.shapes, Selection(source.mixers[0].head_k_dim, kept))
+    parameters = output_bytes = 0
+    for name, entry in source.checkpoint.index.entries.items():
+        elements = math.prod(entry.shape)
+        remaining = math.prod(cuts[name].shape(entry.shape)) if name in cuts else elements
+        parameters += remaining
+        output_bytes += entry.nbytes * remaining // elements if elements else 0
+    return parameters, output_bytes

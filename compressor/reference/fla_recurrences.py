@@ -1,0 +1,161 @@
+"""The reference behind the signatures of fla's recurrences (fla 0.6).
+
+fla's layers call these by keyword, so the names of the arguments are fla's. What only steers a
+kernel is accepted and not used.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from compressor.reference.precision import working_dtype
+from compressor.reference.recurrence import chunked_gated_delta_rule, recurrent_gated_delta_rule
+
+_Result = tuple[Tensor, Tensor | None]
+
+
+def chunk_gated_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_cpu: Tensor | None = None,
+    chunk_indices: Tensor | None = None,
+    cp_context: None = None,
+    use_gate_in_kernel: bool = False,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    chunk_size: int = 64,
+) -> _Result:
+    """fla.ops.gated_delta_rule.chunk_gated_delta_rule."""
+    output, state = chunked_gated_delta_rule(
+        q,
+        k,
+        v,
+        _log_decay(g, A_log, dt_bias) if use_gate_in_kernel else g,
+        _step_size(beta, allow_neg_eigval) if use_beta_sigmoid_in_kernel else beta,
+        scale=scale,
+        initial_state=initial_state,
+        use_qk_l2norm=use_qk_l2norm_in_kernel,
+        state_v_first=state_v_first,
+        cu_seqlens=cu_seqlens,
+    )
+    return output, state if output_final_state else None
+
+
+def fused_recurrent_gated_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None = None,
+    gk: Tensor | None = None,
+    gv: Tensor | None = None,
+    beta: Tensor | None = None,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_gate_in_kernel: bool = False,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: Tensor | None = None,
+) -> _Result:
+    """fla.ops.gated_delta_rule.fused_recurrent_gated_delta_rule, without decays per channel (gk, gv)."""
+    if gk is not None or gv is not None:
+        raise ValueError("the reference has one decay a head: gk and gv must be None")
+    beta = torch.ones_like(v[..., 0]) if beta is None else beta
+    output, state = recurrent_gated_delta_rule(
+        q,
+        k,
+        v,
+        _log_decay(g, A_log, dt_bias) if use_gate_in_kernel else g,
+        _step_size(beta, allow_neg_eigval) if use_beta_sigmoid_in_kernel else beta,
+        scale=scale,
+        initial_state=initial_state,
+        use_qk_l2norm=use_qk_l2norm_in_kernel,
+        state_v_first=state_v_first,
+        cu_seqlens=cu_seqlens,
+    )
+    return output, state if output_final_state else None
+
+
+def _log_decay(g: Tensor | None, A_log: Tensor | None, dt_bias: Tensor | None) -> Tensor:
+    """-exp(A_log) softplus(g + dt_bias), in the working dtype; g [B, T, HV], A_log and dt_bias [HV]."""
+    if g is None or A_log is None:
+        raise ValueError("a gate computed in the kernel needs both g and A_log")
+    dtype = working_dtype(g)
+    raw = g.to(dtype) if dt_bias is None else g.to(dtype) + dt_bias.to(dtype)
+    return -A_log.to(dtype).exp() * F.softplus(raw)
+
+
+def _step_size(beta: Tensor, allow_neg_eigval: bool) -> Tensor:
+    """sigmoid(beta), doubled where the transition may have negative eigenvalues."""
+    step = torch.sigmoid(beta.to(working_dtype(beta)))
+    return 2 * step if allow_neg_eigval else step
+
+
+def chunk_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_cpu: Tensor | None = None,
+    chunk_size: int = 64,
+) -> _Result:
+    """fla.ops.delta_rule.chunk_delta_rule."""
+    output, state = chunked_gated_delta_rule(
+        q,
+        k,
+        v,
+        None,
+        beta,
+        scale=scale,
+        initial_state=initial_state,
+        use_qk_l2norm=use_qk_l2norm_in_kernel,
+        cu_seqlens=cu_seqlens,
+    )
+    return output, state if output_final_state else None
+
+
+def fused_recurrent_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor | None = None,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    cu_seqlens: Tensor | None = None,
+) -> _Result:
+    """fla.ops.delta_rule.fused_recurrent_delta_rule."""
+    return fused_recurrent_gated_delta_rule(
+        q,
+        k,
+        v,
+        beta=beta,
+        scale=scale,
+        initial_state=initial_state,
+        output_final_state=output_final_state,
+        use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
+        cu_seqlens=cu_seqlens,
+    )

@@ -1,0 +1,63 @@
+"""The reference behind the signatures of the recurrences in transformers' modeling_qwen3_5.
+
+Its layers hand on whatever keyword arguments the model was called with; those that do not concern
+the recurrence are dropped here, as transformers drops them before it calls a kernel.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from compressor.reference.recurrence import chunked_gated_delta_rule, recurrent_gated_delta_rule
+
+
+def torch_chunk_gated_delta_rule(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    cu_seqlens: Tensor | None = None,
+    **_: object,
+) -> tuple[Tensor, Tensor | None]:
+    """Many tokens: query, key [B, T, H, K], value [B, T, HV, V], state [B, HV, K, V]."""
+    output, state = chunked_gated_delta_rule(
+        query,
+        key,
+        value,
+        g,
+        beta,
+        initial_state=initial_state,
+        use_qk_l2norm=use_qk_l2norm_in_kernel,
+        cu_seqlens=cu_seqlens,
+    )
+    return output, state if output_final_state else None
+
+
+def torch_recurrent_gated_delta_rule(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    cu_seqlens: Tensor | None = None,
+    **_: object,
+) -> tuple[Tensor, Tensor | None]:
+    """One token after a prompt; shapes as in `torch_chunk_gated_delta_rule`."""
+    output, state = recurrent_gated_delta_rule(
+        query,
+        key,
+        value,
+        g,
+        beta,
+        initial_state=initial_state,
+        use_qk_l2norm=use_qk_l2norm_in_kernel,
+        cu_seqlens=cu_seqlens,
+    )
+    return output, state if output_final_state else None

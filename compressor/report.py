@@ -1,0 +1,148 @@
+"""The result of a run: what `compress()` returns and `compression.json` holds.
+
+Field names are stable; the README documents them. A figure that was not measured is None.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+SCHEMA = 1
+_REPORTED_PACKAGES = ("torch", "triton", "transformers", "flash-linear-attention", "safetensors")
+
+
+@dataclass(frozen=True)
+class BeforeAfter:
+    before: int
+    after: int
+
+
+@dataclass(frozen=True)
+class LayerReport:
+    """Diagnostics of one layer's key heads, a list entry a head; an infinite value is None."""
+
+    layer: int
+    max_rho: list[float | None]
+    swaps: list[int]
+    numerical_rank: list[int]
+    rank_deficient: list[bool]
+    sigma_min: list[float | None]
+    sigma_max: list[float | None]
+    condition_number: list[float | None]
+    retained_energy: list[float | None]
+
+
+@dataclass(frozen=True)
+class CalibrationReport:
+    source: str
+    sha256: str
+    tokens: int
+    requested_tokens: int
+    documents: int
+    sequence_length: int
+    seed: int
+    dtype: str
+    device: str
+
+
+@dataclass(frozen=True)
+class EvaluationReport:
+    """On held-out text: perplexity before and after, KL(original || compressed) in nats a token.
+
+    `kl_by_norm_epsilon` has the same cut with the epsilon kept and scaled; the exported one is
+    among them.
+    """
+
+    tokens: int
+    before: dict[str, float]
+    after: dict[str, float]
+    kl_by_norm_epsilon: dict[str, float]
+    perplexity_by_norm_epsilon: dict[str, float]
+
+
+@dataclass(frozen=True)
+class NormEpsilonReport:
+    """`smallest_mean_square_of_other_norms` is None unless the epsilon was scaled."""
+
+    policy: str
+    before: float
+    after: float
+    smallest_mean_square_of_other_norms: float | None
+
+
+@dataclass(frozen=True)
+class VerificationReport:
+    """What `compress verify` did, and found; None where a check was not possible, with the reason in `notes`."""
+
+    passed: bool
+    stock_load: bool
+    stock_class: str
+    generated_by: str | None
+    oracle_relative_error: float | None
+    oracle_tolerance: float
+    device: str
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything about one compressed checkpoint."""
+
+    output_dir: str
+    load_line: str
+    base_model: str
+    base_revision: str | None
+    base_sha256: str
+    base_compression: dict[str, Any] | None
+    architecture: str
+    method: str
+    scoring: str
+    f: float
+    ratio: float
+    key_dim: BeforeAfter
+    state_bytes_per_sequence: BeforeAfter
+    convolution_state_bytes_per_sequence: BeforeAfter
+    parameters: BeforeAfter
+    norm_epsilon: NormEpsilonReport
+    layers: list[LayerReport]
+    calibration: CalibrationReport
+    recovery: None
+    evaluation: EvaluationReport | None
+    verification: VerificationReport | None
+    engines: list[str]
+    notes: list[str]
+    timings_s: dict[str, float]
+    versions: dict[str, str]
+    schema: int = SCHEMA
+
+    def to_json(self) -> dict[str, Any]:
+        data = asdict(self)
+        return {"schema": data.pop("schema"), **data}
+
+    @property
+    def worst_rho(self) -> float:
+        """The largest max rho of any head; infinite where a choice left dependent channels."""
+        return max(float("inf") if rho is None else rho for layer in self.layers for rho in layer.max_rho)
+
+
+def installed_versions() -> dict[str, str]:
+    """Versions of the packages that a figure depends on, this one's included."""
+    versions = {"python": platform.python_version()}
+    for package in ("linear-attention-compressor", *_REPORTED_PACKAGES):
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            versions[package] = "not installed"
+    return versions
+
+
+def chained_provenance(compression: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """What an already compressed source says of itself, its own sources included."""
+    if compression is None:
+        return None
+    kept = ("base_model", "base_revision", "base_sha256", "method", "ratio", "key_dim", "norm_epsilon", "base_compression")
+    return {name: compression.get(name) for name in kept}

@@ -1,0 +1,200 @@
+"""From a finished run to its report, model card and table."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.table import Table
+
+from compressor.architectures.engines import engine_answers
+from compressor.calibration.tokens import PackedTokens
+from compressor.evaluation.language_modelling import HeldOutFigures
+from compressor.export.model_card import ModelCardFacts, read_license
+from compressor.planning import RunPlan
+from compressor.report import (
+    CalibrationReport,
+    EvaluationReport,
+    LayerReport,
+    NormEpsilonReport,
+    Report,
+    VerificationReport,
+    chained_provenance,
+    installed_versions,
+)
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What the stages of one run found."""
+
+    tokens: PackedTokens
+    base_sha256: str
+    layers: list[LayerReport]
+    smallest_mean_square: float | None
+    figures: HeldOutFigures | None
+    verification: VerificationReport | None
+    timings_s: dict[str, float]
+
+
+def build_report(plan: RunPlan, facts: RunFacts) -> Report:
+    """Everything about the run, as compression.json holds it."""
+    selection, source, cut = plan.recipe.selection, plan.source, plan.cut
+    return Report(
+        output_dir=str(plan.output.path),
+        load_line=load_line(plan),
+        base_model=source.checkpoint.folder.name,
+        base_revision=source.checkpoint.folder.revision,
+        base_sha256=facts.base_sha256,
+        base_compression=chained_provenance(read_compression(source.folder)),
+        architecture=source.checkpoint.model_type,
+        method=selection.method,
+        scoring=selection.scoring,
+        f=selection.f,
+        ratio=cut.ratio,
+        key_dim=cut.key_dim,
+        state_bytes_per_sequence=cut.state_bytes,
+        convolution_state_bytes_per_sequence=cut.convolution_state_bytes,
+        parameters=cut.parameters,
+        norm_epsilon=NormEpsilonReport(selection.norm_epsilon, *cut.norm_epsilon, facts.smallest_mean_square),
+        layers=facts.layers,
+        calibration=_calibration_report(plan, facts.tokens),
+        recovery=None,
+        evaluation=_evaluation_report(selection.norm_epsilon, facts.figures),
+        verification=facts.verification,
+        engines=list(engine_lines(plan)),
+        notes=[*plan.notes, *cut.engine_warnings, *facts.tokens.problems],
+        timings_s={name: round(seconds, 3) for name, seconds in facts.timings_s.items()},
+        versions=installed_versions(),
+    )
+
+
+def read_compression(folder: Path) -> dict[str, object] | None:
+    """The compression.json of an already compressed folder; None where there is none that can be read."""
+    try:
+        content = json.loads((folder / "compression.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def load_line(plan: RunPlan) -> str:
+    """The one line of Python that loads the result."""
+    prefix = f"{plan.source.architecture.load_line}; " if plan.source.architecture.load_line else ""
+    return (
+        f"{prefix}from transformers import AutoModelForCausalLM; "
+        f"model = AutoModelForCausalLM.from_pretrained({plan.recipe.output_dir!r})"
+    )
+
+
+def engine_lines(plan: RunPlan) -> tuple[str, ...]:
+    first = plan.source.mixers[0]
+    answers = engine_answers(plan.source.architecture.needs_fla, plan.cut.keep, first.head_v_dim)
+    return tuple(f"{answer.engine}: {answer.verdict} ({answer.note}; {answer.evidence})" for answer in answers)
+
+
+def card_facts(plan: RunPlan, report: Report) -> ModelCardFacts:
+    """What the model card says of the report."""
+    evaluation = report.evaluation
+    revision = report.base_revision
+    return ModelCardFacts(
+        model_name=plan.output.path.name,
+        base_name=report.base_model,
+        base_model=report.base_model if revision is not None else None,
+        base_revision=revision,
+        license=read_license(plan.source.folder),
+        model_type=report.architecture,
+        needs_fla=plan.source.architecture.needs_fla,
+        trust_remote_code=plan.recipe.runtime.trust_remote_code,
+        method=report.method,
+        scoring=report.scoring,
+        ratio=report.ratio,
+        max_rho=report.worst_rho,
+        key_dim_before=report.key_dim.before,
+        key_dim_after=report.key_dim.after,
+        state_bytes_before=report.state_bytes_per_sequence.before,
+        state_bytes_after=report.state_bytes_per_sequence.after,
+        parameters_before=report.parameters.before,
+        parameters_after=report.parameters.after,
+        norm_epsilon=report.norm_epsilon.policy,
+        norm_epsilon_before=report.norm_epsilon.before,
+        norm_epsilon_after=report.norm_epsilon.after,
+        calibration_source=report.calibration.source,
+        calibration_tokens=report.calibration.tokens,
+        calibration_sequence_length=report.calibration.sequence_length,
+        calibration_seed=report.calibration.seed,
+        calibration_sha256=report.calibration.sha256,
+        evaluation_text=None if evaluation is None else f"{evaluation.tokens:,} held-out tokens of the calibration source",
+        perplexity_before=None if evaluation is None else evaluation.before["perplexity"],
+        perplexity_after=None if evaluation is None else evaluation.after["perplexity"],
+        kl=None if evaluation is None else evaluation.after["kl"],
+        recovery=None,
+        engine_notes=tuple(report.engines),
+        versions=tuple(report.versions.items()),
+    )
+
+
+def result_table(report: Report) -> Table:
+    """What a person reads at the end of a run."""
+    table = Table("", "before", "after", title=f"{report.base_model}: {report.method}, {report.ratio:.0%} removed")
+    table.add_row("key width of a head", str(report.key_dim.before), str(report.key_dim.after))
+    state, convolution = report.state_bytes_per_sequence, report.convolution_state_bytes_per_sequence
+    table.add_row("state bytes per sequence", f"{state.before:,}", f"{state.after:,}")
+    table.add_row("convolution state bytes", f"{convolution.before:,}", f"{convolution.after:,}")
+    table.add_row("parameters", f"{report.parameters.before:,}", f"{report.parameters.after:,}")
+    if report.evaluation is None:
+        table.add_row("perplexity, KL", "not measured", "no held-out text")
+    else:
+        before, after = report.evaluation.before, report.evaluation.after
+        table.add_row("perplexity, held out", f"{before['perplexity']:.2f}", f"{after['perplexity']:.2f}")
+        for policy, kl in report.evaluation.kl_by_norm_epsilon.items():
+            chosen = " (written)" if policy == report.norm_epsilon.policy else ""
+            table.add_row(f"KL to original, epsilon {policy}{chosen}", "0", f"{kl:.4f}")
+    table.add_row("worst max rho", "", f"{report.worst_rho:.3f}")
+    table.add_row("memory (retrieval)", "not measured", "not measured")
+    return table
+
+
+def plan_table(plan: RunPlan) -> Table:
+    """What a run would do, for `--dry-run`."""
+    cut, request = plan.cut, plan.recipe.calibration
+    table = Table("dry run: nothing was written", "before", "after")
+    table.add_row("key width of a head", str(cut.key_dim.before), str(cut.key_dim.after))
+    table.add_row("state bytes per sequence", f"{cut.state_bytes.before:,}", f"{cut.state_bytes.after:,}")
+    table.add_row("parameters", f"{cut.parameters.before:,}", f"{cut.parameters.after:,}")
+    table.add_row("norm epsilon", f"{cut.norm_epsilon[0]:g}", f"{cut.norm_epsilon[1]:g}")
+    table.add_row("linear-attention layers", str(len(plan.source.mixers)), str(len(plan.source.mixers)))
+    table.add_row("calibration", request.source, f"{request.samples} x {request.sequence_length} tokens")
+    table.add_row("runs on", str(plan.device), str(plan.dtype).removeprefix("torch."))
+    table.add_row("output", "", f"{plan.output.path} ({cut.output_bytes:,} bytes)")
+    for warning in (*plan.notes, *cut.engine_warnings):
+        table.add_row("note", "", warning)
+    return table
+
+
+def _calibration_report(plan: RunPlan, tokens: PackedTokens) -> CalibrationReport:
+    request, runtime = plan.recipe.calibration, plan.recipe.runtime
+    return CalibrationReport(
+        source=request.source,
+        sha256=tokens.sha256,
+        tokens=tokens.tokens,
+        requested_tokens=tokens.requested_tokens,
+        documents=tokens.documents,
+        sequence_length=request.sequence_length,
+        seed=runtime.seed,
+        dtype=runtime.dtype,
+        device=runtime.device,
+    )
+
+
+def _evaluation_report(policy: str, figures: HeldOutFigures | None) -> EvaluationReport | None:
+    if figures is None:
+        return None
+    return EvaluationReport(
+        tokens=figures.tokens,
+        before={"perplexity": figures.perplexity_before},
+        after={"perplexity": figures.after[policy].perplexity, "kl": figures.after[policy].kl},
+        kl_by_norm_epsilon={name: variant.kl for name, variant in figures.after.items()},
+        perplexity_by_norm_epsilon={name: variant.perplexity for name, variant in figures.after.items()},
+    )

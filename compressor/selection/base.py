@@ -1,0 +1,150 @@
+"""What a selector reads and what it answers.
+
+Notation used for tensor shapes:
+    N     key heads, all heads of all layers stacked
+    d     key/query channels of one head
+    keep  channels that are kept of d
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from compressor.errors import RunError
+from compressor.selection.request import Scoring
+
+__all__ = ["ChannelChoice", "HeadDiagnostics", "HeadStatistics", "Scoring", "Selector"]
+
+
+@dataclass(frozen=True)
+class HeadStatistics:
+    """Statistics of N key heads of width d; memory does not depend on the number of tokens.
+
+    gram_q, gram_k: [N, d, d] float64, the sum over tokens of x x^T of the query and key activations.
+    weight_l1_q, weight_l1_k: [N, d] float64, the sum of |W| over the rows that make a channel.
+    tokens: how many tokens the Gram matrices sum over.
+
+    Raises RunError when a shape or dtype is another, or when a number is not finite.
+    """
+
+    gram_q: Tensor
+    gram_k: Tensor
+    weight_l1_q: Tensor
+    weight_l1_k: Tensor
+    tokens: int
+
+    def __post_init__(self) -> None:
+        if self.gram_q.ndim != 3 or self.gram_q.shape[1] != self.gram_q.shape[2] or self.gram_q.numel() == 0:
+            raise RunError(f"gram_q has shape {list(self.gram_q.shape)}; give one square matrix per head, [N, d, d].")
+        if self.tokens < 1:
+            raise RunError(f"The statistics count {self.tokens} tokens; give calibration data with at least 1.")
+        _check("gram_q", self.gram_q, [self.heads, self.width, self.width])
+        _check("gram_k", self.gram_k, [self.heads, self.width, self.width])
+        _check("weight_l1_q", self.weight_l1_q, [self.heads, self.width])
+        _check("weight_l1_k", self.weight_l1_k, [self.heads, self.width])
+
+    @property
+    def heads(self) -> int:
+        """N."""
+        return self.gram_q.shape[0]
+
+    @property
+    def width(self) -> int:
+        """d."""
+        return self.gram_q.shape[1]
+
+    def gram(self, scoring: Scoring) -> Tensor:
+        """Gram matrix [N, d, d] of the activations that are scored; `qk` stacks keys on queries."""
+        match scoring:
+            case "qk":
+                return self.gram_k + self.gram_q
+            case "k":
+                return self.gram_k
+            case "q":
+                return self.gram_q
+
+    def weight_l1(self, scoring: Scoring) -> Tensor:
+        """Sum of |W| per channel [N, d] over the projections that are scored."""
+        match scoring:
+            case "qk":
+                return self.weight_l1_k + self.weight_l1_q
+            case "k":
+                return self.weight_l1_k
+            case "q":
+                return self.weight_l1_q
+
+
+@dataclass(frozen=True)
+class HeadDiagnostics:
+    """How well the kept columns M_I stand for all columns M of the scored activations. Each tensor is [N].
+
+    max_rho: float64, the largest factor by which exchanging one kept for one dropped channel would multiply
+        the volume of M_I; at most f after a strong rank-revealing QR; 0 when nothing can be exchanged;
+        infinite when the kept columns are numerically dependent.
+    swaps: int64, exchanges the selector made.
+    numerical_rank: int64, independent columns of M_I: as many as strong rank-revealing QR found in M, at most keep;
+        for any other selector the singular values of M_I that are at least 1e-6 of its largest.
+    rank_deficient: bool, numerical_rank < keep.
+    sigma_min, sigma_max, condition_number: float64, of M_I; from a Gram matrix in float64, so singular values below
+        about 1e-8 of the largest are rounding; the condition number of a singular M_I is infinite.
+    retained_energy: float64, share of the squared activations that lies in kept channels; 1 when there is none.
+    """
+
+    max_rho: Tensor
+    swaps: Tensor
+    numerical_rank: Tensor
+    rank_deficient: Tensor
+    sigma_min: Tensor
+    sigma_max: Tensor
+    condition_number: Tensor
+    retained_energy: Tensor
+
+
+@dataclass(frozen=True)
+class ChannelChoice:
+    """The kept channels: indices [N, keep] int64, ascending and unique in each row. Raises RunError otherwise."""
+
+    indices: Tensor
+    diagnostics: HeadDiagnostics
+
+    def __post_init__(self) -> None:
+        if self.indices.ndim != 2 or self.indices.dtype != torch.int64:
+            raise RunError(
+                f"Kept channels have shape {list(self.indices.shape)} and {self.indices.dtype}; "
+                "give [N, keep] of torch.int64."
+            )
+        unordered = (self.indices.diff(dim=1) <= 0).any(dim=1)
+        if unordered.any():
+            head = int(unordered.nonzero()[0])
+            raise RunError(f"Kept channels of stacked head {head} are not ascending and unique; sort them first.")
+
+
+class Selector(ABC):
+    """A rule that picks `keep` channels of every head. Subclasses are final."""
+
+    def __init__(self, scoring: Scoring, f: float) -> None:
+        self.scoring = scoring
+        self.f = f
+
+    @abstractmethod
+    def select(self, statistics: HeadStatistics, keep: int, generator: torch.Generator) -> ChannelChoice:
+        """Pick exactly `keep` channels of each head; the same arguments give the same choice.
+
+        Raises RequestError when keep is outside [1, d].
+        """
+
+
+def _check(name: str, tensor: Tensor, shape: list[int]) -> None:
+    if list(tensor.shape) != shape or tensor.dtype != torch.float64:
+        raise RunError(
+            f"{name} has shape {list(tensor.shape)} and {tensor.dtype}; give {shape} of torch.float64, "
+            "the shape of gram_q's heads and channels."
+        )
+    bad = ~tensor.isfinite().flatten(1).all(dim=1)
+    if bad.any():
+        head = int(bad.nonzero()[0])
+        raise RunError(f"{name} of stacked head {head} is not finite; check the activations and weights of that head.")

@@ -1,0 +1,26 @@
+"""Magnitude baseline: the channels whose projection weights have the largest L1 norm."""
+
+from __future__ import annotations
+
+from typing import final
+
+import torch
+
+from compressor.selection.base import ChannelChoice, HeadStatistics, Selector
+from compressor.selection.diagnostics import diagnose
+from compressor.selection.request import check_keep
+
+
+@final
+class L1Selector(Selector):
+    """Keeps the largest sums of |W_Q| + |W_K|, |W_K| or |W_Q| by scoring (Li et al. 2017, arXiv:1608.08710).
+
+    Ties go to the lowest channel. Neither f nor the generator is used.
+    """
+
+    def select(self, statistics: HeadStatistics, keep: int, generator: torch.Generator) -> ChannelChoice:
+        """Raises RequestError when keep is outside [1, d]."""
+        check_keep(keep, statistics.width)
+        order = statistics.weight_l1(self.scoring).argsort(dim=1, descending=True, stable=True)
+        indices = order[:, :keep].sort(dim=1).values
+        return ChannelChoice(indices, diagnose(statistics.gram(self.scoring), indices))

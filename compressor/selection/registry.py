@@ -1,0 +1,105 @@
+"""The list of selection methods. Imports no torch: a wrong name is answered at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib import import_module
+from typing import TYPE_CHECKING, cast
+
+from compressor.errors import RequestError
+from compressor.selection.request import SCORINGS, Scoring, check_f
+
+if TYPE_CHECKING:
+    from compressor.selection.base import Selector
+
+
+@dataclass(frozen=True)
+class SelectorEntry:
+    """One method: where its class is, where it was published, and whether `scoring` means anything to it."""
+
+    name: str
+    module: str
+    class_name: str
+    paper: str
+    description: str
+    has_scoring: bool
+
+
+ENTRIES = (
+    SelectorEntry(
+        name="drrqr",
+        module="compressor.selection.drrqr",
+        class_name="DrrqrSelector",
+        paper="https://arxiv.org/abs/2602.04852",
+        description="strong rank-revealing QR of key and query activations, certified",
+        has_scoring=True,
+    ),
+    SelectorEntry(
+        name="l1",
+        module="compressor.selection.l1",
+        class_name="L1Selector",
+        paper="https://arxiv.org/abs/1608.08710",
+        description="largest L1 norm of the projection weights, no activations (baseline)",
+        has_scoring=True,
+    ),
+    SelectorEntry(
+        name="random",
+        module="compressor.selection.random",
+        class_name="RandomSelector",
+        paper="https://arxiv.org/abs/2602.04852",
+        description="channels drawn at random (baseline)",
+        has_scoring=False,
+    ),
+)
+
+
+def index_entries(entries: Iterable[SelectorEntry]) -> dict[str, SelectorEntry]:
+    """Entries by name. Raises ValueError when a name is listed twice."""
+    index: dict[str, SelectorEntry] = {}
+    for entry in entries:
+        if entry.name in index:
+            raise ValueError(
+                f"The method {entry.name!r} is listed twice, for {index[entry.name].class_name} and "
+                f"{entry.class_name}; give one of them another name."
+            )
+        index[entry.name] = entry
+    return index
+
+
+_INDEX = index_entries(ENTRIES)
+
+
+def method_names() -> tuple[str, ...]:
+    """Names of all methods, in the order of the list."""
+    return tuple(_INDEX)
+
+
+def get_selector_entry(name: str) -> SelectorEntry:
+    """The entry of a method. Raises RequestError with the nearest name and the list when there is none."""
+    if name in _INDEX:
+        return _INDEX[name]
+    nearest = get_close_matches(name.lower(), _INDEX, n=1)
+    hint = f"did you mean {nearest[0]}? " if nearest else ""
+    raise RequestError(f"Unknown method {name!r}: {hint}Known methods: {', '.join(_INDEX)}.")
+
+
+def check_selector(name: str, scoring: Scoring, f: float) -> None:
+    """Check a request without importing the method. Raises RequestError."""
+    entry = get_selector_entry(name)
+    if scoring not in SCORINGS:
+        raise RequestError(f"Unknown scoring {scoring!r}; choose one of {', '.join(SCORINGS)}.")
+    if scoring != "qk" and not entry.has_scoring:
+        raise RequestError(
+            f"Scoring {scoring!r} means nothing to the method {name}, which scores no channel; leave it at 'qk'."
+        )
+    check_f(f)
+
+
+def build_selector(name: str, scoring: Scoring, f: float) -> Selector:
+    """The selector of a method, imported only now. Raises RequestError as `check_selector` does."""
+    check_selector(name, scoring, f)
+    entry = get_selector_entry(name)
+    selector_class = cast("type[Selector]", getattr(import_module(entry.module), entry.class_name))
+    return selector_class(scoring, f)

@@ -1,0 +1,99 @@
+"""Child process: the compressed model against the original with the dropped channels zeroed.
+
+On a CPU the reference backend runs both; the last line printed is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from compressor.architectures.base import Architecture
+from compressor.architectures.masking import MaskedChannels
+from compressor.architectures.registry import find_architecture
+from compressor.artifacts import Selection
+from compressor.checkpoint.config_file import CONFIG_FILE, read_config
+from compressor.evaluation.language_modelling import next_token_logits
+from compressor.loading import load_model, resolve_dtype
+
+TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 3e-2}
+"""Largest ||a - b|| / ||b|| of the logits that rounding explains, by compute dtype."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--original", type=Path, required=True)
+    parser.add_argument("--tokens", type=Path, required=True, help="JSON list of token ids")
+    parser.add_argument("--scaled", action="store_true", help="the exported norm epsilon was multiplied by d_k / k")
+    parser.add_argument("--device", required=True)
+    arguments = parser.parse_args()
+    tokens = torch.tensor(json.loads(arguments.tokens.read_text()), dtype=torch.int64)
+    device = torch.device(arguments.device)
+    raw_config = read_config(arguments.original / CONFIG_FILE)
+    architecture = find_architecture(raw_config["model_type"])
+    dtype = _exact_dtype(architecture, device)
+    compressed = load_model(architecture, arguments.folder, read_config(arguments.folder / CONFIG_FILE), dtype, device)
+    original = load_model(architecture, arguments.original, raw_config, dtype, device)
+    selection = Selection.from_json(json.loads((arguments.folder / "selection.json").read_text()))
+    expected = masked_logits(architecture, original, selection, arguments.scaled, tokens)
+    error = relative_error(next_token_logits(compressed, tokens), expected)
+    generated = compressed.generate(tokens[None, :16].to(device), max_new_tokens=8, min_new_tokens=8, do_sample=False)
+    result = {
+        "relative_error": error,
+        "tolerance": TOLERANCE[dtype],
+        "generated_tokens": int(generated.shape[1]) - len(tokens[:16]),
+    }
+    print(json.dumps(result))
+
+
+def masked_logits(
+    architecture: Architecture, original: PreTrainedModel, selection: Selection, scaled: bool, tokens: Tensor
+) -> Tensor:
+    """Logits [T - 1, vocabulary] that an exact cut must give; `scaled` as in the exported config.
+
+    A scaled epsilon also reaches the norms that share its field. They get it here too, so that what
+    remains is the cut; that they barely move is what the norm check of calibration refuses otherwise.
+    """
+    factor = selection.head_k_dim / selection.width
+    tap = MaskedChannels(selection.kept, selection.head_k_dim, 1.0 if scaled else math.sqrt(factor))
+    mixers = architecture.mixers(original.config, list(original.state_dict()))
+    shared = architecture.norm_epsilon(original.config) * (factor if scaled else 1.0)
+    with _shared_norm_epsilon(architecture, original, shared), architecture.tapped(original, mixers, tap):
+        return next_token_logits(original, tokens)
+
+
+@contextmanager
+def _shared_norm_epsilon(architecture: Architecture, model: PreTrainedModel, epsilon: float) -> Iterator[None]:
+    norms = architecture.norms_sharing_epsilon(model).values()
+    before = [norm.eps for norm in norms]
+    try:
+        for norm in norms:
+            norm.eps = epsilon  # type: ignore[assignment]
+        yield
+    finally:
+        for norm, value in zip(norms, before, strict=True):
+            norm.eps = value
+
+
+def relative_error(actual: Tensor, expected: Tensor) -> float:
+    """||actual - expected|| / ||expected|| in float64; infinite when either is not finite."""
+    difference = float((actual.double() - expected.double()).norm() / expected.double().norm())
+    return difference if math.isfinite(difference) else math.inf
+
+
+def _exact_dtype(architecture: Architecture, device: torch.device) -> torch.dtype:
+    takes_float32 = device.type == "cpu" or architecture.kernels_take_float32
+    return resolve_dtype("float32" if takes_float32 else "bfloat16", device, architecture)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""`compress verify`: prove in clean processes that a folder loads, runs, and is the cut it says it is."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from compressor.architectures.base import Architecture
+from compressor.errors import RunError
+from compressor.report import VerificationReport
+
+VERIFICATION_TOKENS = 256
+"""Tokens of calibration text that both models read for the oracle; more than one chunk of 64."""
+
+
+@dataclass(frozen=True)
+class Original:
+    """The model a folder was cut from, on this machine."""
+
+    folder: Path
+    scaled_epsilon: bool
+
+
+def verify_folder(
+    folder: Path,
+    architecture: Architecture,
+    device: torch.device,
+    tokens: list[int],
+    original: Original | None,
+    missing_original: str | None = None,
+) -> VerificationReport:
+    """Load `folder` with the stock classes in a process without this package, and check the oracle.
+
+    On a GPU every family generates with its stock kernels. On a CPU transformers families generate
+    with fla hidden; fla's kernels need a GPU, so there the stock load is proven and the forward pass
+    and generation run in a second process on the reference backend.
+
+    Raises:
+        RunError: a check failed; the message has the child's own words.
+    """
+    stock_generates = device.type == "cuda" or not architecture.needs_fla
+    stock = _run_stock_load(folder, architecture, device, stock_generates)
+    notes = [missing_original] if missing_original else []
+    oracle: dict[str, Any] | None = None
+    if original is not None:
+        oracle = _run_oracle(folder, original, device, tokens)
+        if oracle["relative_error"] > oracle["tolerance"]:
+            raise RunError(
+                f"{folder}: logits differ from the original with the dropped channels zeroed by "
+                f"{oracle['relative_error']:.2g} (at most {oracle['tolerance']:g}); the checkpoint is not the cut it says."
+            )
+    generated_by = "stock kernels" if device.type == "cuda" else "stock transformers, fla hidden"
+    if not stock_generates:
+        generated_by = "reference backend"
+        notes.append("fla's kernels need a GPU: the stock load was proven, the forward pass ran on the reference backend")
+    return VerificationReport(
+        passed=True,
+        stock_load=True,
+        stock_class=stock["class"],
+        generated_by=generated_by if stock_generates or oracle is not None else None,
+        oracle_relative_error=None if oracle is None else oracle["relative_error"],
+        oracle_tolerance=1e-3 if oracle is None else oracle["tolerance"],
+        device=str(device),
+        notes=notes,
+    )
+
+
+def _run_stock_load(folder: Path, architecture: Architecture, device: torch.device, generate: bool) -> dict[str, Any]:
+    script = Path(__file__).with_name("stock_load.py")
+    command = [sys.executable, "-P", str(script), str(folder), "--device", str(device)]
+    if architecture.needs_fla:
+        command.append("--import-fla")
+    elif device.type == "cpu":
+        command.append("--hide-fla")
+    if generate:
+        command.append("--generate")
+    stock = _run_child(command, f"the stock load of {folder}")
+    if stock["problems"] or stock["imported_compressor"]:
+        raise RunError(f"{folder} does not load as it is with the stock classes: {'; '.join(stock['problems'])}")
+    return stock
+
+
+def _run_oracle(folder: Path, original: Original, device: torch.device, tokens: list[int]) -> dict[str, Any]:
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        json.dump(tokens[:VERIFICATION_TOKENS], file)
+        file.flush()
+        command = [sys.executable, "-m", "compressor.verification.oracle", str(folder)]
+        command += ["--original", str(original.folder), "--tokens", file.name, "--device", str(device)]
+        if original.scaled_epsilon:
+            command.append("--scaled")
+        return _run_child(command, f"the forward pass of {folder}")
+
+
+def _run_child(command: list[str], what: str) -> dict[str, Any]:
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TRITON_F32_DEFAULT": "ieee", "TRANSFORMERS_VERBOSITY": "error"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    if done.returncode != 0:
+        last = [line for line in done.stderr.strip().splitlines() if line.strip()][-1:] or ["no message"]
+        raise RunError(f"{what} failed in a clean process (exit {done.returncode}): {last[0].strip()}")
+    result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return result

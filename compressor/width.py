@@ -1,0 +1,45 @@
+"""From a ratio or a target to the kept key width."""
+
+from __future__ import annotations
+
+import math
+
+from compressor.errors import RequestError
+
+
+def kept_width(head_k_dim: int, ratio: float | None, target_dim: int | None, round_to: int) -> int:
+    """Channels of each head that stay.
+
+    `ratio` is the share removed; what stays is rounded to the nearest multiple of `round_to`, a tie
+    upwards. `target_dim` is taken as it is. A ratio of 0 keeps all channels.
+
+    Raises:
+        RequestError: the width is 0, not below the present one, or nothing would be removed.
+    """
+    if target_dim is not None:
+        if target_dim > head_k_dim:
+            raise RequestError(
+                f"--target-dim {target_dim} is more than the {head_k_dim} key channels a head has; "
+                f"give 1 to {head_k_dim}."
+            )
+        return target_dim
+    if ratio is None or ratio == 0:
+        return head_k_dim
+    exact = head_k_dim * (1 - ratio)
+    keep = math.floor(exact / round_to + 0.5) * round_to
+    if keep == 0:
+        raise RequestError(
+            f"--ratio {ratio:g} leaves {exact:g} of {head_k_dim} key channels, which --round-to {round_to} rounds to 0; "
+            f"use a smaller ratio or --round-to {_fitting_step(exact)}."
+        )
+    if keep >= head_k_dim:
+        raise RequestError(
+            f"--ratio {ratio:g} leaves {exact:g} of {head_k_dim} key channels, which --round-to {round_to} rounds to "
+            f"{keep}: nothing would be removed; use a larger ratio or --round-to {_fitting_step(head_k_dim - exact)}."
+        )
+    return keep
+
+
+def _fitting_step(channels: float) -> int:
+    """The largest power of two that is at most `channels`, at least 1."""
+    return 1 if channels < 2 else 2 ** int(math.log2(channels))

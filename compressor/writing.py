@@ -1,0 +1,55 @@
+"""The files of the cut checkpoint: weights streamed shard by shard, config, companions, selection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from compressor.artifacts import Selection, write_json
+from compressor.checkpoint.config_file import dump_config
+from compressor.checkpoint.headers import TensorEntry, read_tensor
+from compressor.export.companions import copy_companions
+from compressor.export.weights import OutputTensor, write_weights
+from compressor.preparation import CutPlan, Source
+from compressor.surgery import TensorCut, plan_cuts
+
+_TORCH_DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
+
+
+def write_checkpoint(
+    folder: Path,
+    source: Source,
+    plan: CutPlan,
+    selection: Selection,
+    max_shard_bytes: int,
+    advance: Callable[[int], None],
+) -> None:
+    """Write everything that a stock loader reads into `folder`, and selection.json.
+
+    Tensors come from the source's files one at a time and keep their dtype; uncut ones keep their
+    bytes. `advance` gets the bytes just written.
+
+    Raises:
+        RunError: no space left, or a source file cannot be read.
+    """
+    cuts = plan_cuts(source.architecture, source.mixers, source.shapes, selection)
+    tensors = [_output_tensor(entry, cuts.get(name)) for name, entry in source.checkpoint.index.entries.items()]
+    write_weights(tensors, folder, max_shard_bytes, advance)
+    (folder / "config.json").write_text(dump_config(dict(plan.cut_config)), encoding="utf-8")
+    copy_companions(source.folder, folder)
+    write_json(folder / "selection.json", selection.to_json())
+
+
+def _output_tensor(entry: TensorEntry, cut: TensorCut | None) -> OutputTensor:
+    def load() -> Tensor:
+        tensor = read_tensor(entry)
+        return tensor if cut is None else cut.apply(tensor)
+
+    shape = entry.shape if cut is None else cut.shape(entry.shape)
+    return OutputTensor(entry.name, _TORCH_DTYPES[entry.dtype], shape, load)

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from compressor.errors import RequestError
+from compressor.export.locks import run_lock
+
+ROOT = Path(__file__).resolve().parents[2]
+HOLD = """
+import sys, time
+from pathlib import Path
+from compressor.export.locks import run_lock
+with run_lock(Path(sys.argv[1]), Path("DIR")):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def hold(lock_file: Path) -> subprocess.Popen[str]:
+    child = subprocess.Popen([sys.executable, "-c", HOLD, str(lock_file)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    assert child.stdout.readline() == "held\n"
+    return child
+
+
+def test_a_second_run_is_refused_until_the_first_died(tmp_path: Path) -> None:
+    lock_file = tmp_path / "out.resume" / "lock"
+    with hold(lock_file) as first:
+        try:
+            with pytest.raises(RequestError) as error, run_lock(lock_file, Path("DIR")):
+                pass
+            assert str(error.value) == (
+                f"another run is writing DIR (pid {first.pid}); wait for its end or choose another output folder."
+            )
+        finally:
+            first.kill()
+    assert lock_file.read_text() == str(first.pid)
+    with run_lock(lock_file, Path("DIR")):
+        assert lock_file.read_text() == str(os.getpid())
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_second_run_of_the_same_process_is_refused(tmp_path: Path) -> None:
+    with run_lock(tmp_path / "lock", Path("DIR")):
+        with pytest.raises(RequestError, match=rf"another run is writing DIR \(pid {os.getpid()}\)"):  # noqa: SIM117
+            with run_lock(tmp_path / "lock", Path("DIR")):
+                pass
+        assert (tmp_path / "lock").exists()
+
+
+def test_nothing_is_left_of_the_lock_and_all_of_the_rest(tmp_path: Path) -> None:
+    with pytest.raises(KeyError), run_lock(tmp_path / "a" / "b" / "lock", Path("DIR")):
+        raise KeyError
+    assert os.listdir(tmp_path) == []
+    (tmp_path / "out.resume").mkdir()
+    (tmp_path / "out.resume" / "statistics").touch()
+    with run_lock(tmp_path / "out.resume" / "lock", Path("DIR")):
+        pass
+    assert os.listdir(tmp_path / "out.resume") == ["statistics"]
+
+
+def test_the_resume_folder_may_be_removed_inside(tmp_path: Path) -> None:
+    with run_lock(tmp_path / "out.resume" / "lock", Path("DIR")):
+        (tmp_path / "out.resume" / "lock").unlink()
+        (tmp_path / "out.resume").rmdir()
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_forked_child_does_not_keep_the_lock(tmp_path: Path) -> None:
+    """A data loader's workers share the open file with the process that forked them."""
+    code = """
+import os, sys, time
+from pathlib import Path
+from compressor.export.locks import run_lock
+with run_lock(Path(sys.argv[1]), Path("DIR")):
+    child = os.fork()
+    if child == 0:
+        time.sleep(60)
+        os._exit(0)
+print(child, flush=True)
+time.sleep(60)
+"""
+    command = [sys.executable, "-c", code, str(tmp_path / "lock")]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        worker = int(parent.stdout.readline())
+        try:
+            with run_lock(tmp_path / "lock", Path("DIR")):
+                pass
+        finally:
+            parent.kill()
+            os.kill(worker, 9)
+
+
+def test_a_link_in_place_of_the_lock_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "lock").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(RequestError, match="cannot write .*lock"), run_lock(tmp_path / "lock", Path("DIR")):
+        pass
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def _enter(lock_file: Path, held: Path, count: int) -> int:
+    """Take the lock `count` times; 1 when someone else was inside too."""
+    done = 0
+    while done < count:
+        try:
+            with run_lock(lock_file, Path("DIR")):
+                held.touch(exist_ok=False)
+                held.unlink()
+                done += 1
+        except RequestError:
+            continue
+        except FileExistsError:
+            return 1
+    return 0
+
+
+def test_removing_the_file_lets_no_two_in(tmp_path: Path) -> None:
+    """The file is removed and made again all the time: who opened the old one must not believe that it holds."""
+    arguments = [(tmp_path / "resume" / "lock", tmp_path / "held", 300)] * 4
+    with multiprocessing.get_context("spawn").Pool(4) as pool:
+        assert pool.starmap(_enter, arguments) == [0, 0, 0, 0]

@@ -1,0 +1,214 @@
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from huggingface_hub import ModelCard
+
+from compressor.export.model_card import BaseLicense, ModelCardFacts, read_license, render_model_card
+from tests.tiny_models import save_tiny, save_tiny_tokenizer
+
+FACTS = ModelCardFacts(
+    model_name="pruned",
+    base_name="Qwen/Qwen3.5-0.8B",
+    base_model="Qwen/Qwen3.5-0.8B",
+    base_revision="0123abc",
+    license=BaseLicense("apache-2.0", None, None),
+    model_type="qwen3_5_text",
+    needs_fla=False,
+    trust_remote_code=False,
+    method="drrqr",
+    scoring="qk",
+    ratio=0.5,
+    max_rho=1.0375,
+    key_dim_before=128,
+    key_dim_after=64,
+    state_bytes_before=18_874_368,
+    state_bytes_after=9_437_184,
+    parameters_before=1_000_000,
+    parameters_after=990_000,
+    norm_epsilon="scaled",
+    norm_epsilon_before=1e-6,
+    norm_epsilon_after=2e-6,
+    calibration_source="HuggingFaceFW/fineweb",
+    calibration_tokens=262_144,
+    calibration_sequence_length=2048,
+    calibration_seed=7,
+    calibration_sha256="ab" * 32,
+    evaluation_text="held-out prose",
+    perplexity_before=30.967,
+    perplexity_after=34.3,
+    kl=0.0764,
+    recovery=None,
+    engine_notes=("vLLM on Hopper: `--gdn-prefill-backend triton`",),
+    versions=(("linear-attention-compressor", "0.1.0"), ("torch", "2.13.0")),
+)
+UNKNOWN = dataclasses.replace(
+    FACTS,
+    base_name="my | model",
+    base_model=None,
+    base_revision=None,
+    license=None,
+    max_rho=None,
+    norm_epsilon_before=None,
+    norm_epsilon_after=None,
+    calibration_sha256=None,
+    evaluation_text=None,
+    perplexity_before=None,
+    perplexity_after=None,
+    kl=None,
+    engine_notes=(),
+    versions=(),
+)
+
+
+def python_block(card: str) -> str:
+    (block,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    return str(block)
+
+
+def table_row(card: str, start: str) -> list[str]:
+    (row,) = [line for line in card.splitlines() if line.startswith(f"| {start}")]
+    return [cell.strip() for cell in row.strip("|").split("|")][1:]
+
+
+def test_metadata_is_what_the_hub_reads() -> None:
+    data = ModelCard(render_model_card(FACTS)).data.to_dict()
+    assert data == {
+        "base_model": "Qwen/Qwen3.5-0.8B",
+        "license": "apache-2.0",
+        "library_name": "transformers",
+        "pipeline_tag": "text-generation",
+        "tags": ["linear-attention", "state-compression", "pruning", "qwen3_5_text"],
+    }
+
+
+def test_metadata_of_a_local_fla_model_with_its_own_licence() -> None:
+    facts = dataclasses.replace(
+        FACTS, base_model=None, needs_fla=True, license=BaseLicense("other", "qwen: research", "LICENSE")
+    )
+    data = ModelCard(render_model_card(facts)).data.to_dict()
+    assert "base_model" not in data
+    assert data["library_name"] == "transformers"
+    assert data["tags"][-1] == "flash-linear-attention"
+    assert (data["license"], data["license_name"], data["license_link"]) == ("other", "qwen: research", "LICENSE")
+
+
+def test_tables() -> None:
+    card = render_model_card(FACTS)
+    assert table_row(card, "Key/query width") == ["128", "64", "-50.0%"]
+    assert table_row(card, "State bytes") == ["18,874,368", "9,437,184", "-50.0%"]
+    assert table_row(card, "Parameters") == ["1,000,000", "990,000", "-1.0%"]
+    assert table_row(card, "Perplexity a token on held-out prose") == ["30.97", "34.30"]
+    assert table_row(card, "KL to the base model") == ["0", "0.0764"]
+
+
+def test_how_it_was_made() -> None:
+    card = render_model_card(FACTS)
+    for part in (
+        "[Qwen/Qwen3.5-0.8B](https://huggingface.co/Qwen/Qwen3.5-0.8B) at revision `0123abc`",
+        "Method: `drrqr`, scored on `qk`; worst `rho` over all heads: 1.0375",
+        "Ratio: 0.5 (the share of key/query channels removed)",
+        "Norm epsilon: scaled (1e-06 before, 2e-06 after)",
+        "262,144 tokens of `HuggingFaceFW/fineweb`, in sequences of at most 2,048 tokens, seed 7",
+        "ab" * 32,
+        "- vLLM on Hopper: `--gdn-prefill-backend triton`",
+        "Perplexity does not see memory loss",
+        "No recovery training was done",
+        "compress --recipe recipe.yaml",
+        "linear-attention-compressor 0.1.0, torch 2.13.0",
+        "model card of the base model",
+    ):
+        assert part in card
+
+
+def test_what_was_not_measured_is_said_so() -> None:
+    card = render_model_card(UNKNOWN)
+    assert table_row(card, "Perplexity a token") == ["not measured", "not measured"]
+    assert table_row(card, "KL to the base model") == ["not measured", "not measured"]
+    assert "worst `rho` over all heads: not measured" in card
+    assert "Norm epsilon: scaled\n" in card
+    assert "None" not in card
+    assert "## Engines" not in card
+
+
+def test_recovery_is_told_in_place_of_its_absence() -> None:
+    card = render_model_card(dataclasses.replace(FACTS, recovery="LoRA,\n120 steps"))
+    assert card.count("LoRA, 120 steps") == 2
+    assert "No recovery training" not in card
+
+
+def test_names_break_no_markdown() -> None:
+    card = render_model_card(dataclasses.replace(UNKNOWN, base_name="a`b\nc", evaluation_text="x | y\nz"))
+    assert "`a'b c`" in card
+    assert r"on x \| y z |" in card
+    assert "\n## Figures\n" in card
+
+
+def test_the_load_lines_load_a_transformers_family(tmp_path: Path) -> None:
+    folder = save_tiny_tokenizer(save_tiny("qwen3_5_text", tmp_path / 'a "quoted" name'))
+    card = render_model_card(dataclasses.replace(FACTS, model_name=str(folder)))
+    block = python_block(card)
+    assert "fla" not in block
+    assert "trust_remote_code" not in block
+    names: dict[str, object] = {}
+    exec(compile(block, "README.md", "exec"), names)
+    model = names["model"]
+    assert isinstance(model, torch.nn.Module)
+    assert type(model).__name__ == "Qwen3_5ForCausalLM"
+
+
+def test_the_load_lines_load_an_fla_family(demo_model: Path) -> None:
+    card = render_model_card(dataclasses.replace(FACTS, model_name=str(demo_model), needs_fla=True))
+    names: dict[str, object] = {}
+    exec(compile(python_block(card), "README.md", "exec"), names)
+    model = names["model"]
+    assert isinstance(model, torch.nn.Module)
+    assert type(model).__name__ == "GatedDeltaNetForCausalLM"
+    assert next(model.parameters()).dtype == torch.bfloat16
+
+
+def test_remote_code_is_asked_for_in_both_lines() -> None:
+    block = python_block(render_model_card(dataclasses.replace(FACTS, trust_remote_code=True)))
+    assert block.count("trust_remote_code=True") == 2
+    compile(block, "README.md", "exec")
+
+
+@pytest.mark.parametrize(
+    ("readme", "expected"),
+    [
+        ("---\nlicense: mit\n---\n# x\n", BaseLicense("mit", None, None)),
+        ("\ufeff---\r\nlicense: mit\r\n---\r\n", BaseLicense("mit", None, None)),
+        ("---\nlicense:\n- mit\n---", BaseLicense("mit", None, None)),
+        (
+            "---\nlicense: other\nlicense_name: qwen\nlicense_link: https://x/y\ndate: 2023-99-99\n---\n",
+            BaseLicense("other", "qwen", "https://x/y"),
+        ),
+        ("---\nlicense: [mit, apache-2.0]\n---\n", None),
+        ("---\nlicense: {a: b}\n---\n", None),
+        ("---\nlicense: 'unclosed\n---\n", None),
+        ("---\n- a list\n---\n", None),
+        ("---\nlanguage: en\n---\n", None),
+        ("# no metadata\n---\nlicense: mit\n---\n", None),
+        ("", None),
+    ],
+)
+def test_the_licence_of_the_base(tmp_path: Path, readme: str, expected: BaseLicense | None) -> None:
+    (tmp_path / "README.md").write_bytes(readme.encode())
+    assert read_license(tmp_path) == expected
+
+
+def test_no_readme_no_licence(tmp_path: Path) -> None:
+    assert read_license(tmp_path) is None
+
+
+def test_our_own_card_passes_the_licence_on(tmp_path: Path) -> None:
+    """A model that is compressed again."""
+    licence = BaseLicense("other", "name: with colon", "LICENSE")
+    (tmp_path / "README.md").write_text(render_model_card(dataclasses.replace(FACTS, license=licence)))
+    assert read_license(tmp_path) == licence
+    assert yaml.safe_load((tmp_path / "README.md").read_text().split("---")[1])["license_name"] == "name: with colon"
