@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +53,8 @@ def build_skeleton(architecture: Architecture, folder: Path, raw_config: dict[st
     architecture.import_stock_classes()
     if not torch.cuda.is_available():
         architecture.enable_cpu_backend()
-    return meta_model(architecture.load_config(folder), architecture.model_class(raw_config))
+    with _no_advice_on_training():
+        return meta_model(architecture.load_config(folder), architecture.model_class(raw_config))
 
 
 def load_model(
@@ -64,10 +68,19 @@ def load_model(
     architecture.import_stock_classes()
     if device.type == "cpu":
         architecture.enable_cpu_backend()
-    model, info = architecture.model_class(raw_config).from_pretrained(
-        folder, dtype=dtype, local_files_only=True, output_loading_info=True
-    )
+    with _no_advice_on_training():
+        model, info = architecture.model_class(raw_config).from_pretrained(
+            folder, dtype=dtype, local_files_only=True, output_loading_info=True
+        )
     for kind in ("missing_keys", "mismatched_keys", "unexpected_keys"):
         if info[kind]:
             raise RunError(f"the stock loader reports {kind.replace('_', ' ')} in {folder}: {sorted(map(str, info[kind]))[:3]}")
     return model.to(device).eval()
+
+
+@contextmanager
+def _no_advice_on_training() -> Iterator[None]:
+    """fla advises against models without short convolutions whenever it builds one; this one is trained already."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="ShortConvolution is crucial", category=UserWarning)
+        yield

@@ -28,6 +28,8 @@ from compressor.width import kept_width
 
 STATE_ELEMENT_BYTES = 4
 """fla and vLLM keep the recurrent state in float32."""
+DEMO_NAME = "gdn-tiny"
+"""What reports call the bundled model."""
 _ELEMENT_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 
 
@@ -82,7 +84,7 @@ def open_model(model: str | None, revision: str | None) -> ConfiguredModel:
     Raises:
         RequestError: no such model, an unknown family, or no linear-attention layer.
     """
-    folder = resolve_model(str(demo_model_path()) if model is None else model, revision)
+    folder = _demo_folder() if model is None else resolve_model(model, revision)
     raw_config = open_config(folder)
     architecture = find_architecture(raw_config["model_type"])
     config = architecture.load_config(folder.path)
@@ -90,6 +92,10 @@ def open_model(model: str | None, revision: str | None) -> ConfiguredModel:
     if not mixers:
         raise RequestError(f"this {raw_config['model_type']} checkpoint has no linear-attention layer: nothing to prune.")
     return ConfiguredModel(folder, raw_config, architecture, config, mixers)
+
+
+def _demo_folder() -> ModelFolder:
+    return ModelFolder(demo_model_path(), DEMO_NAME, None)
 
 
 def open_source(configured: ConfiguredModel) -> Source:

@@ -19,6 +19,8 @@ from compressor.selection.registry import check_selector
 
 DEFAULT_DATA_SET = "HuggingFaceFW/fineweb"
 DEFAULT_DATA_SET_CONFIG = "sample-10BT"
+DEMO_CALIBRATION: Mapping[str, Any] = {"source": "demo", "samples": 20}
+"""For the bundled model: as many whole sequences as the bundled text has."""
 
 
 class _Section(BaseModel):
@@ -113,7 +115,9 @@ class Recipe(_Section):
         """
         sections = dict(settings)
         sections.setdefault("selection", {})
-        sections.setdefault("calibration", {"source": "demo"} if sections.get("model") is None else {})
+        if sections.get("model") is None:
+            sections["calibration"] = {**DEMO_CALIBRATION, **(sections.get("calibration") or {})}
+        sections.setdefault("calibration", {})
         try:
             return cls.model_validate(sections)
         except ValidationError as error:

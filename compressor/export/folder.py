@@ -20,7 +20,7 @@ from compressor.export.disk import translate_write_errors
 from compressor.export.files import finish_tree, made_folders, sync_folder
 from compressor.export.interrupts import signals_ignored, termination_raises
 from compressor.export.locks import run_lock
-from compressor.export.placement import refuse_dangling_link, refuse_source, refuse_unusable
+from compressor.export.placement import check_placement, refuse_unusable
 
 
 class OutputFolder:
@@ -42,10 +42,7 @@ class OutputFolder:
         Raises:
             RequestError: the path cannot take an output folder, or is, holds or is inside `source`.
         """
-        refuse_dangling_link(self._given)
-        if source is not None:
-            refuse_source(self.path, source)
-        refuse_unusable(self.path, self._overwrite)
+        check_placement(self._given, self.path, self._overwrite, source)
 
     @contextmanager
     def lock(self, lock_file: Path) -> Iterator[None]:

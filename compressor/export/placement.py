@@ -18,6 +18,23 @@ _KNOWN_FOLDERS = frozenset({CHAT_TEMPLATE_FOLDER, ".cache"})
 _MOUNTS = Path("/proc/self/mountinfo")
 
 
+def check_placement(given: Path, output: Path, overwrite: bool, source: Path | None) -> None:
+    """Refuse what cannot end well: `given` as the user wrote it, `output` the same with links resolved.
+
+    Raises:
+        RequestError: as the functions below, or a folder on the way cannot be read.
+    """
+    try:
+        refuse_dangling_link(given)
+        if source is not None:
+            refuse_source(output, source)
+        refuse_unusable(output, overwrite)
+    except PermissionError as error:
+        raise RequestError(
+            f"{error.filename} cannot be read by this user; change its mode or choose another output folder."
+        ) from error
+
+
 def refuse_unusable(output: Path, overwrite: bool) -> None:
     """Refuse `output`, links resolved, where a new folder could not be renamed to it.
 
@@ -28,14 +45,9 @@ def refuse_unusable(output: Path, overwrite: bool) -> None:
     size = len(os.fsencode(output.name))
     if size > MAX_NAME_BYTES:
         raise RequestError(f"the name of {output} has {size} bytes of at most {MAX_NAME_BYTES}; choose a shorter one.")
-    try:
-        if output.exists():
-            _refuse_existing(output, overwrite)
-        parent = nearest_existing(output.parent)
-    except PermissionError as error:
-        raise RequestError(
-            f"{error.filename} cannot be read by this user; change its mode or choose another output folder."
-        ) from error
+    if output.exists():
+        _refuse_existing(output, overwrite)
+    parent = nearest_existing(output.parent)
     if not parent.is_dir():
         raise RequestError(f"{parent} is a file, so {output} cannot be made in it; choose another output folder.")
     _refuse_unwritable(parent)

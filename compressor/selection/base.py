@@ -89,8 +89,8 @@ class HeadDiagnostics:
     numerical_rank: int64, independent columns of M_I: as many as strong rank-revealing QR found in M, at most keep;
         for any other selector the singular values of M_I that are at least 1e-6 of its largest.
     rank_deficient: bool, numerical_rank < keep.
-    sigma_min, sigma_max, condition_number: float64, of M_I; from a Gram matrix in float64, so singular values below
-        about 1e-8 of the largest are rounding; the condition number of a singular M_I is infinite.
+    sigma_min, sigma_max, condition_number: float64, of M_I. A Gram matrix in float64 shows no singular value below
+        sqrt(keep 2^-52), about 1e-7, of the largest: it counts as 0, and the condition number as infinite.
     retained_energy: float64, share of the squared activations that lies in kept channels; 1 when there is none.
     """
 

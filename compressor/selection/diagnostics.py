@@ -31,7 +31,9 @@ def diagnose(
     rows = gram.gather(1, indices[:, :, None].expand(-1, -1, gram.shape[2]))  # [N, keep, d]
     kept = rows.gather(2, indices[:, None, :].expand(-1, rows.shape[1], -1))  # [N, keep, keep]
 
-    eigenvalues = torch.linalg.eigvalsh(kept).clamp_min(0)  # [N, keep], ascending
+    eigenvalues = torch.linalg.eigvalsh(kept)  # [N, keep], ascending
+    rounding = indices.shape[1] * torch.finfo(torch.float64).eps * eigenvalues[:, -1:]
+    eigenvalues = torch.where(eigenvalues > rounding, eigenvalues, 0.0)
     sigma = (eigenvalues * scale[:, None]).sqrt()
     sigma_min, sigma_max = sigma[:, 0], sigma[:, -1]
     rank = ((eigenvalues > 0) & (eigenvalues >= RANK_TOLERANCE * eigenvalues[:, -1:])).sum(dim=1)

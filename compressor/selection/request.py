@@ -20,4 +20,6 @@ def check_keep(keep: int, width: int) -> None:
 def check_f(f: float) -> None:
     """Raises RequestError when f cannot bound the exchange factors of a strong rank-revealing QR."""
     if not 1 <= f < math.inf:
-        raise RequestError(f"f = {f} cannot bound the exchange factor rho; choose a finite f of at least 1, such as 1.5.")
+        raise RequestError(
+            f"f = {f} cannot bound the exchange factor rho; choose a finite f of at least 1, such as 1.5."
+        )

@@ -49,7 +49,6 @@ _CAREFUL_COLUMNS = 8  # Columns between exchanges where pivoting alone loses the
 _CAREFUL_NOISE = 5e-2
 
 
-
 def strong_rrqr(gram: Tensor, keep: int, f: float) -> ChannelChoice:
     """Choose `keep` columns of every head by strong rank-revealing QR, and certify the choice.
 
@@ -71,7 +70,7 @@ def strong_rrqr(gram: Tensor, keep: int, f: float) -> ChannelChoice:
         leading=inside.gather(1, indices),
         swaps=torch.cat([state.exchanges for state in states]),
     )
-    _certify(diagnostics.max_rho, f, torch.cat([_noise(state) for state in states]))
+    certify(diagnostics.max_rho, f, torch.cat([_noise(state) for state in states]))
     return ChannelChoice(indices, diagnostics)
 
 
@@ -235,7 +234,7 @@ def _fill(state: _Swept, keep: int) -> Tensor:
     return score.argsort(dim=1, descending=True, stable=True)[:, :keep].sort(dim=1).values
 
 
-def _certify(max_rho: Tensor, f: float, noise: Tensor) -> None:
+def certify(max_rho: Tensor, f: float, noise: Tensor) -> None:
     """Raises RunError when max rho [N], recomputed, exceeds f by more than rounding explains."""
     allowed = torch.maximum(torch.full_like(noise, f), 1 + noise) * (1 + CERTIFICATE_TOLERANCE + noise)
     failed = ~(max_rho <= allowed)

@@ -223,7 +223,7 @@ def test_too_few_tokens_are_refused_with_both_numbers(tmp_path: Path) -> None:
 def test_a_tokenizer_that_gives_no_token_is_refused(tmp_path: Path) -> None:
     tokenizer = word_tokenizer()
     tokenizer.backend_tokenizer.normalizer = normalizers.Replace(Regex("."), "")
-    with pytest.raises(RequestError, match="the model's tokenizer gives no token for the calibration source .*; use"):
+    with pytest.raises(RequestError, match=r"the model's tokenizer gives no token for the calibration source .*; use"):
         pack_tokens(rows(tmp_path, "one"), tokenizer, 1, 8, 0, 0, vocab_size=VOCAB_SIZE)
 
 

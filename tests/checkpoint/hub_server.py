@@ -60,7 +60,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         path = self.path.partition("?")[0]
-        api, _, rest = path.partition(f"/{REPO}/")
+        _, _, rest = path.partition(f"/{REPO}/")
         if not rest:
             return self._refuse(401, "RepoNotFound")
         action, _, rest = rest.partition("/")

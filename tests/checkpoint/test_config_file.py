@@ -96,5 +96,5 @@ def test_refusals(tmp_path: Path, content: str | bytes, expected: str) -> None:
 
 
 def test_an_absent_file(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match="config.json cannot be read \\(No such file or directory\\)"):
+    with pytest.raises(RequestError, match=r"config\.json cannot be read \(No such file or directory\)"):
         read_config(tmp_path / "config.json")

@@ -5,11 +5,12 @@ import time
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from transformers import Mamba2Config, Mamba2ForCausalLM, PreTrainedModel, Qwen3_5ForCausalLM, Qwen3_5TextConfig
+from fla.models import Mamba2Config as FlaMamba2Config
+from fla.models import Mamba2ForCausalLM as FlaMamba2ForCausalLM
+from transformers import PreTrainedModel, Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
 from compressor.checkpoint.headers import read_headers
 from compressor.checkpoint.validation import compare_with_skeleton, meta_model
@@ -149,9 +150,13 @@ def test_the_older_layout_of_delta_net(tmp_path: Path) -> None:
 
 def test_a_config_that_fell_back_to_default_sizes(tmp_path: Path) -> None:
     folder = save_tiny("m2", tmp_path)
-    fields: dict[str, Any] = {"d_model": 32, "n_layer": 2, "vocab_size": 64, "ssm_cfg": {"layer": "Mamba2"}}
-    model = meta_model(Mamba2Config(**fields, hidden_size=2048, num_hidden_layers=48, num_heads=64), Mamba2ForCausalLM)
-    with pytest.raises(RequestError, match="config says hidden size 2048, backbone.embeddings.weight has 32 "):
+    (folder / "config.json").write_text(
+        '{"d_model":32,"n_layer":2,"vocab_size":64,"ssm_cfg":{"layer":"Mamba2"},"rms_norm":true,"model_type":"mamba2"}'
+    )
+    # After `import fla` the Auto classes find fla's class for this model type, whose defaults these are.
+    model = meta_model(FlaMamba2Config.from_pretrained(folder), FlaMamba2ForCausalLM)
+    assert model.config.num_hidden_layers == 48
+    with pytest.raises(RequestError, match=r"^config says hidden size 2048, backbone\.embeddings\.weight has 32 "):
         compare_with_skeleton(read_headers(folder), model)
 
 

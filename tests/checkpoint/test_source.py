@@ -153,7 +153,7 @@ class TestCachedModel:
 
     def test_a_snapshot_without_weights_is_refused_offline(self, cache: Path) -> None:
         write_snapshot(cache, "main", COMMIT_A, {"config.json": CONFIG})
-        with pytest.raises(RequestError, match="has no model.safetensors.*convert to safetensors first"):
+        with pytest.raises(RequestError, match=r"has no model\.safetensors.*convert to safetensors first"):
             fetch_weights(resolve_model(REPO, None))
 
     def test_a_snapshot_without_config_is_refused(self, cache: Path) -> None:

@@ -61,7 +61,7 @@ class TestQuantised:
     def test_is_refused_before_weights_are_there(self, tmp_path: Path) -> None:
         folder = edit_config(save_tiny("q35", tmp_path), {"quantization_config": {"quant_method": "awq"}})
         (folder / "model.safetensors").unlink()
-        with pytest.raises(RequestError, match="awq.*dequantise first"):
+        with pytest.raises(RequestError, match=r"awq.*dequantise first"):
             open_config(resolve_model(str(folder), None))
 
     def test_an_empty_field_is_no_quantisation(self, tmp_path: Path) -> None:

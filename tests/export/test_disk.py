@@ -23,6 +23,10 @@ ROOT = Path(__file__).resolve().parents[2]
 TWO_MEGABYTES = OutputTensor("w", torch.uint8, (2_000_000,), lambda: torch.zeros(2_000_000, dtype=torch.uint8))
 
 
+def listing(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 1 MiB."""
@@ -60,7 +64,7 @@ def test_too_little_space_before_the_work(small_disk: Path) -> None:
         f"writing {output} needs 3.00 MB and its file system has 1.05 MB free; free 1.95 MB more or choose an output "
         "folder on another disk."
     )
-    assert os.listdir(small_disk) == []
+    assert listing(small_disk) == []
 
 
 def test_more_than_any_disk_has(tmp_path: Path) -> None:
@@ -75,7 +79,7 @@ def test_a_full_disk_while_weights_are_written(small_disk: Path) -> None:
         f"no space left on device while writing {small_disk}; free 2.00 MB and run again with --resume."
     )
     assert error.value.exit_code == 1
-    assert os.listdir(small_disk) == []
+    assert listing(small_disk) == []
 
 
 def test_a_full_disk_while_other_files_are_written(small_disk: Path, tmp_path: Path) -> None:
@@ -92,7 +96,7 @@ def test_a_full_disk_leaves_no_output(small_disk: Path) -> None:
         OutputFolder(small_disk / "a" / "out", False).staged() as folder,
     ):
         (folder / "notes").write_bytes(bytes(2_000_000))
-    assert os.listdir(small_disk) == []
+    assert listing(small_disk) == []
 
 
 def test_a_disk_that_became_read_only(small_disk: Path) -> None:
@@ -118,7 +122,8 @@ from compressor.export.weights import OutputTensor, write_weights
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 folder = Path(sys.argv[1])
 def by_safetensors():
-    write_weights([OutputTensor("w", torch.uint8, (200_000,), lambda: torch.zeros(200_000, dtype=torch.uint8))], folder, 10**9, None)
+    tensor = torch.zeros(200_000, dtype=torch.uint8)
+    write_weights([OutputTensor("w", tensor.dtype, tuple(tensor.shape), lambda: tensor)], folder, 10**9, None)
 def by_python():
     with translate_write_errors(folder, None):
         (folder / "notes").write_bytes(bytes(200_000))
@@ -132,8 +137,8 @@ for write in (by_safetensors, by_python):
         [sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=True
     )
     sentence = (
-        f"a file in {tmp_path} grew beyond the size limit of the file system or of `ulimit -f`; raise it or set a smaller "
-        "--max-shard-size, and run again with --resume."
+        f"a file in {tmp_path} grew beyond the size limit of the file system or of `ulimit -f`; raise it or set a "
+        "smaller --max-shard-size, and run again with --resume."
     )
     assert child.stdout.splitlines() == [sentence, sentence]
 

@@ -19,7 +19,7 @@ def write_model(folder: Path, version: str) -> None:
 
 
 def listing(folder: Path) -> list[str]:
-    return sorted(os.listdir(folder))
+    return sorted(path.name for path in folder.iterdir())
 
 
 def test_what_is_staged_takes_the_place_at_the_end(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_a_failure_leaves_what_was_there(tmp_path: Path, error: type[BaseExcepti
         write_model(tmp_path / "out", "old")
     path = tmp_path / "out" if old else tmp_path / "made" / "on" / "the" / "way" / "out"
     raised = error("the reason")
-    with pytest.raises(error) as caught, OutputFolder(path, old).staged() as folder:
+    with pytest.raises(error) as caught, OutputFolder(path, old).staged() as folder:  # noqa: PT012
         write_model(folder, "new")
         raise raised
     assert caught.value is raised
@@ -87,8 +87,8 @@ def test_staged_asks_before_it_writes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_a_place_that_was_taken_meanwhile_is_not_replaced(tmp_path: Path, overwrite: bool) -> None:
-    message = "the output's place changed during the run: "
-    with pytest.raises(RunError, match=message), OutputFolder(tmp_path / "out", overwrite).staged() as folder:
+    output = OutputFolder(tmp_path / "out", overwrite)
+    with pytest.raises(RunError, match="place changed during the run: "), output.staged() as folder:  # noqa: PT012
         write_model(folder, "new")
         (tmp_path / "out").mkdir()
         (tmp_path / "out" / "thesis.tex").write_text("precious")
@@ -184,7 +184,7 @@ def test_the_same_process_cannot_stage_twice(tmp_path: Path) -> None:
     output = OutputFolder(tmp_path / "out", False)
     with output.staged() as folder:
         write_model(folder, "new")
-        with pytest.raises(RunError, match="this process is writing .*out already"), output.staged():
+        with pytest.raises(RunError, match=r"this process is writing .*out already"), output.staged():
             pass
         assert (folder / "version").read_text() == "new"
     assert listing(tmp_path) == ["out"]

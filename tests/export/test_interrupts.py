@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -13,6 +12,12 @@ import pytest
 from compressor.export.folder import OutputFolder
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+def listing(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
 STAGE = """
 import shutil, signal, sys, time
 from pathlib import Path
@@ -92,18 +97,19 @@ def test_a_signal_leaves_what_was_there(tmp_path: Path, old: Path, number: signa
             child.send_signal(number)
             child.communicate(timeout=20)
         assert child.returncode == code
-        assert os.listdir(tmp_path) == names
+        assert listing(tmp_path) == names
     assert version(old) == "old"
 
 
 def test_a_handler_of_the_caller_is_kept(tmp_path: Path) -> None:
-    before = "signal.signal(signal.SIGTERM, lambda number, frame: print('mine', flush=True))"
-    with stage(tmp_path / "out", before, "signal.pause()") as child:
+    before = "seen = []; signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))"
+    inside = "while not seen: time.sleep(0.01)\n    print('mine', flush=True)"
+    with stage(tmp_path / "out", before, inside) as child:
         assert line(child) == "staged"
         child.send_signal(signal.SIGTERM)
         assert line(child) == "mine"
         assert line(child) == "done"
-    assert os.listdir(tmp_path) == ["out"]
+    assert listing(tmp_path) == ["out"]
 
 
 def test_the_default_is_back_afterwards(tmp_path: Path) -> None:
@@ -124,7 +130,7 @@ def test_a_second_signal_does_not_cut_the_clean_up_short(tmp_path: Path, number:
         child.send_signal(number)
         child.communicate(timeout=20)
     assert child.returncode == -signal.SIGINT
-    assert os.listdir(tmp_path) == []
+    assert listing(tmp_path) == []
 
 
 @pytest.mark.parametrize(
@@ -148,7 +154,7 @@ def test_a_kill_around_the_renames(
     else:
         assert version(old) == left
     with OutputFolder(old, True).lock(tmp_path / "out.resume" / "lock"):
-        assert sorted(os.listdir(tmp_path)) == ["out", "out.resume"]
+        assert listing(tmp_path) == ["out", "out.resume"]
         assert version(old) == after
 
 
@@ -157,8 +163,8 @@ def test_a_kill_while_staging_is_cleaned_by_the_next_run(tmp_path: Path, old: Pa
         assert line(child) == "staged"
         child.kill()
         child.communicate(timeout=20)
-    assert sorted(os.listdir(tmp_path)) == [f".out.partial-{child.pid}", "out"]
+    assert listing(tmp_path) == [f".out.partial-{child.pid}", "out"]
     with OutputFolder(old, True).lock(tmp_path / "out.resume" / "lock"):
         pass
-    assert os.listdir(tmp_path) == ["out"]
+    assert listing(tmp_path) == ["out"]
     assert version(old) == "old"

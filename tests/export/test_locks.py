@@ -12,6 +12,12 @@ from compressor.errors import RequestError
 from compressor.export.locks import run_lock
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+def listing(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
 HOLD = """
 import sys, time
 from pathlib import Path
@@ -43,7 +49,7 @@ def test_a_second_run_is_refused_until_the_first_died(tmp_path: Path) -> None:
     assert lock_file.read_text() == str(first.pid)
     with run_lock(lock_file, Path("DIR")):
         assert lock_file.read_text() == str(os.getpid())
-    assert os.listdir(tmp_path) == []
+    assert listing(tmp_path) == []
 
 
 def test_a_second_run_of_the_same_process_is_refused(tmp_path: Path) -> None:
@@ -57,19 +63,19 @@ def test_a_second_run_of_the_same_process_is_refused(tmp_path: Path) -> None:
 def test_nothing_is_left_of_the_lock_and_all_of_the_rest(tmp_path: Path) -> None:
     with pytest.raises(KeyError), run_lock(tmp_path / "a" / "b" / "lock", Path("DIR")):
         raise KeyError
-    assert os.listdir(tmp_path) == []
+    assert listing(tmp_path) == []
     (tmp_path / "out.resume").mkdir()
     (tmp_path / "out.resume" / "statistics").touch()
     with run_lock(tmp_path / "out.resume" / "lock", Path("DIR")):
         pass
-    assert os.listdir(tmp_path / "out.resume") == ["statistics"]
+    assert listing(tmp_path / "out.resume") == ["statistics"]
 
 
 def test_the_resume_folder_may_be_removed_inside(tmp_path: Path) -> None:
     with run_lock(tmp_path / "out.resume" / "lock", Path("DIR")):
         (tmp_path / "out.resume" / "lock").unlink()
         (tmp_path / "out.resume").rmdir()
-    assert os.listdir(tmp_path) == []
+    assert listing(tmp_path) == []
 
 
 def test_a_forked_child_does_not_keep_the_lock(tmp_path: Path) -> None:
@@ -100,7 +106,7 @@ time.sleep(60)
 
 def test_a_link_in_place_of_the_lock_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "lock").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(RequestError, match="cannot write .*lock"), run_lock(tmp_path / "lock", Path("DIR")):
+    with pytest.raises(RequestError, match=r"cannot write .*lock"), run_lock(tmp_path / "lock", Path("DIR")):
         pass
     assert not (tmp_path / "elsewhere").exists()
 

@@ -150,7 +150,7 @@ def test_names_break_no_markdown() -> None:
 
 
 def test_the_load_lines_load_a_transformers_family(tmp_path: Path) -> None:
-    folder = save_tiny_tokenizer(save_tiny("qwen3_5_text", tmp_path / 'a "quoted" name'))
+    folder = save_tiny_tokenizer(save_tiny("q35", tmp_path / 'a "quoted" name'))
     card = render_model_card(dataclasses.replace(FACTS, model_name=str(folder)))
     block = python_block(card)
     assert "fla" not in block

@@ -21,6 +21,10 @@ from tests.tiny_models import read_weights, save_tiny
 ROOT = Path(__file__).resolve().parents[2]
 
 
+def listing(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
 def output(name: str, tensor: torch.Tensor) -> OutputTensor:
     return OutputTensor(name, tensor.dtype, tuple(tensor.shape), lambda: tensor)
 
@@ -56,7 +60,7 @@ def test_sizes(text: str, size: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "GB", "5 GBs", "-5GB", "0", "0.4", "1e9", "nan", "inf", "5G", "5,0GB", "٥GB", "5GB\n5GB", "0x10"]
+    "text", ["", "GB", "5 GBs", "-5GB", "0", "0.4", "1e9", "nan", "inf", "5G", "5,0GB", "\u0665GB", "5GB\n5GB", "0x10"]
 )
 def test_nonsense_sizes(text: str) -> None:
     with pytest.raises(RequestError) as error:
@@ -90,7 +94,7 @@ def test_one_shard_is_one_file_without_an_index(tmp_path: Path) -> None:
     written = write_weights([output("a", tensor)], tmp_path, 1000, None)
     assert written.files == ("model.safetensors",)
     assert written.index is None
-    assert os.listdir(tmp_path) == ["model.safetensors"]
+    assert listing(tmp_path) == ["model.safetensors"]
     with safe_open(tmp_path / "model.safetensors", "pt") as file:
         assert file.metadata() == {"format": "pt"}
         assert torch.equal(file.get_tensor("a"), tensor)
@@ -106,7 +110,7 @@ def test_several_shards_get_an_index(tmp_path: Path) -> None:
     advanced: list[int] = []
     written = write_weights([output(*item) for item in tensors.items()], tmp_path, 70, advanced.append)
     assert written.files == ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
-    assert sorted(os.listdir(tmp_path)) == [*written.files, "model.safetensors.index.json"]
+    assert listing(tmp_path) == [*written.files, "model.safetensors.index.json"]
     index = json.loads((tmp_path / "model.safetensors.index.json").read_text(encoding="utf-8"))
     first, second = written.files
     assert list(index["weight_map"].items()) == [("z", first), ("a", second), ("m", second), ("é", second)]
@@ -124,7 +128,7 @@ def test_several_shards_get_an_index(tmp_path: Path) -> None:
 
 
 def test_stock_transformers_loads_the_shards(tmp_path: Path) -> None:
-    source = save_tiny("qwen3_5_text", tmp_path / "source")
+    source = save_tiny("q35", tmp_path / "source")
     tensors = read_weights(source)
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "config.json").write_bytes((source / "config.json").read_bytes())
@@ -168,8 +172,8 @@ def test_a_tensor_that_is_not_what_was_promised(tmp_path: Path, loaded: torch.Te
     with pytest.raises(RunError) as error:
         write_weights([promise], tmp_path, 1000, None)
     assert str(error.value) == (
-        f"tensor layers.0.weight is {loaded.dtype} of shape {tuple(loaded.shape)} where torch.float32 of shape (2,) was "
-        "planned; the checkpoint changed during the run: run again from the start."
+        f"tensor layers.0.weight is {loaded.dtype} of shape {tuple(loaded.shape)} where torch.float32 of shape (2,) "
+        "was planned; the checkpoint changed during the run: run again from the start."
     )
 
 
@@ -178,7 +182,7 @@ def test_no_tensors_and_repeated_names(tmp_path: Path) -> None:
         write_weights([], tmp_path, 1000, None)
     with pytest.raises(RunError, match="tensor a was planned twice"):
         write_weights([sized("a", 1), sized("b", 1), sized("a", 1)], tmp_path, 1000, None)
-    assert os.listdir(tmp_path) == []
+    assert listing(tmp_path) == []
 
 
 def test_one_shard_of_tensors_lives_at_a_time(tmp_path: Path) -> None:

@@ -1,0 +1,162 @@
+"""Gram matrices of the activations that reach the recurrence, against ones computed from the weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from compressor.architectures.base import RecurrenceTap
+from compressor.artifacts import CalibrationProgress
+from compressor.calibration.run import calibrate
+from compressor.calibration.statistics import GramAccumulator, gram
+from compressor.calibration.tokens import TokenBatch, batches, pad_batch
+from compressor.errors import RunError
+from tests.families import SUPPORTED_VARIANTS, TinyCheckpoint, tiny_checkpoint, tiny_tokens
+
+
+def run(tiny: TinyCheckpoint, token_batches: list[TokenBatch]) -> Tensor:
+    statistics = calibrate(tiny.architecture, tiny.model, tiny.mixers, token_batches, None, lambda progress, tokens: None)
+    assert statistics.tokens == sum(batch.num_tokens for batch in token_batches)
+    return torch.stack([statistics.gram_q, statistics.gram_k])
+
+
+def activations_from_weights(tiny: TinyCheckpoint, hidden: dict[int, Tensor], layer: int) -> tuple[Tensor, Tensor]:
+    """Query and key [n, H, d] of one sequence, in float64, from the mixer's input [n, hidden] and its weights."""
+    mixer = next(mixer for mixer in tiny.mixers if mixer.layer == layer)
+    weights = {name: value.double() for name, value in tiny.model.get_submodule(mixer.module).state_dict().items()}
+    width = mixer.num_k_heads * mixer.head_k_dim
+    if "in_proj_qkv.weight" in weights:
+        projected = hidden[layer] @ weights["in_proj_qkv.weight"][: 2 * width].T
+        convolved = short_convolution(projected, weights["conv1d.weight"][: 2 * width])
+        query, key = functional.silu(convolved).split(width, -1)
+    else:
+        query, key = (hidden[layer] @ weights[f"{letter}_proj.weight"].T for letter in "qk")
+        if mixer.convolution_width:
+            query, key = (
+                short_convolution(x, weights[f"{letter}_conv1d.weight"]) for x, letter in ((query, "q"), (key, "k"))
+            )
+        activation = {"silu": functional.silu, "relu": functional.relu, "identity": lambda x: x}
+        activation["elu"] = lambda x: functional.elu(x) + 1
+        name = tiny.raw_config.get("qk_activation", "silu")
+        query, key = activation[name](query), activation[name](key)
+    return query.unflatten(-1, (mixer.num_k_heads, -1)), key.unflatten(-1, (mixer.num_k_heads, -1))
+
+
+def short_convolution(x: Tensor, weight: Tensor) -> Tensor:
+    """Causal, a filter a channel: x [n, C], weight [C, 1, W]."""
+    size = weight.shape[-1]
+    padded = functional.pad(x, (0, 0, size - 1, 0))
+    return sum(padded[shift : shift + len(x)] * weight[:, 0, shift] for shift in range(size))  # type: ignore[return-value]
+
+
+def mixer_inputs(tiny: TinyCheckpoint, sequence: Tensor) -> dict[int, Tensor]:
+    """What each mixer reads, float64 [n, hidden]."""
+    seen: dict[int, Tensor] = {}
+    handles = []
+    for mixer in tiny.mixers:
+        module = tiny.model.get_submodule(mixer.module)
+
+        def hook(_: object, __: object, kwargs: dict[str, Tensor], layer: int = mixer.layer) -> None:
+            seen[layer] = kwargs["hidden_states"][0].double()
+
+        handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
+    with torch.inference_mode():
+        tiny.architecture.decoder(tiny.model)(input_ids=sequence[None], use_cache=False)
+    for handle in handles:
+        handle.remove()
+    return seen
+
+
+@pytest.mark.parametrize("length", [40, 150], ids=["recurrent", "chunked"])
+@pytest.mark.parametrize("name", SUPPORTED_VARIANTS)
+def test_every_layer_is_captured_before_normalisation(name: str, length: int, tmp_path: Path) -> None:
+    tiny = tiny_checkpoint(name, tmp_path)
+    sequence = tiny_tokens(length)
+    grams = run(tiny, list(batches([sequence], 1)))
+    hidden = mixer_inputs(tiny, sequence)
+    assert hidden.keys() == {mixer.layer for mixer in tiny.mixers}
+    for position, mixer in enumerate(tiny.mixers):
+        for stream, activations in enumerate(activations_from_weights(tiny, hidden, mixer.layer)):
+            expected = torch.einsum("nhd,nhe->hde", activations, activations)
+            torch.testing.assert_close(grams[stream, position], expected, rtol=1e-4, atol=1e-4 * float(expected.max()))
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("name", ["gated_deltanet", "delta_net", "delta_net_sum_norm", "gated_deltanet_hybrid", "q35", "qw"])
+def test_padding_enters_no_statistic(name: str, side: str, tmp_path: Path) -> None:
+    tiny = tiny_checkpoint(name, tmp_path)
+    sequences = [tiny_tokens(length, seed=length) for length in (90, 35, 70)]
+    padded = pad_batch(sequences, pad_token_id=7)
+    if side == "left":
+        rows = [torch.cat([torch.full((90 - len(s),), 7), s]) for s in sequences]
+        assert padded.attention_mask is not None
+        padded = TokenBatch(torch.stack(rows), padded.attention_mask.flip(1))
+    alone = [batch for sequence in sequences for batch in batches([sequence], 1)]
+    torch.testing.assert_close(run(tiny, [padded]), run(tiny, alone), rtol=1e-4, atol=1e-4)
+
+
+def test_memory_does_not_grow_with_tokens_and_batching_does_not_matter(tmp_path: Path) -> None:
+    tiny = tiny_checkpoint("gated_deltanet", tmp_path)
+    sequences = [tiny_tokens(64, seed=seed) for seed in range(6)]
+    one, three = (run(tiny, list(batches(sequences, size))) for size in (1, 3))
+    torch.testing.assert_close(one, three, rtol=1e-6, atol=1e-6)
+    assert one.shape == (2, 2, 2, 16, 16)
+    assert one.dtype == torch.float64
+
+
+def test_continued_sums_equal_uninterrupted_ones_to_the_bit(tmp_path: Path) -> None:
+    tiny = tiny_checkpoint("delta_net", tmp_path)
+    token_batches = list(batches([tiny_tokens(64, seed=seed) for seed in range(4)], 1))
+    saved: list[CalibrationProgress] = []
+
+    def keep(progress: CalibrationProgress, tokens: int) -> None:
+        saved.append(CalibrationProgress(progress.batches, progress.grams.clone(), progress.tokens.clone()))
+
+    whole = calibrate(tiny.architecture, tiny.model, tiny.mixers, token_batches, None, keep)
+    rest = calibrate(tiny.architecture, tiny.model, tiny.mixers, token_batches, saved[1], lambda progress, tokens: None)
+    assert torch.equal(whole.gram_q, rest.gram_q)
+    assert torch.equal(whole.gram_k, rest.gram_k)
+    assert [progress.batches for progress in saved] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("name", ["gated_deltanet", "q35"])
+def test_activations_that_are_not_finite_name_layer_and_head(name: str, value: float, tmp_path: Path) -> None:
+    tiny = tiny_checkpoint(name, tmp_path)
+    last = tiny.mixers[-1]
+    channel_map = next(m for m in tiny.architecture.channel_maps(last) if m.is_projection and m.stream == "key")
+    module, parameter = channel_map.tensor.removeprefix(f"{last.tensors}.").rsplit(".", 1)
+    with torch.no_grad():
+        weights = tiny.model.get_submodule(f"{last.module}.{module}").get_parameter(parameter)
+        weights[int(channel_map.rows[1, 3, 0])] = value
+    with pytest.raises(RunError, match=rf"^layer {last.layer}, head 1: key activations are NaN or infinite"):
+        run(tiny, list(batches([tiny_tokens()], 1)))
+
+
+def test_a_layer_that_is_not_captured_is_an_error(tmp_path: Path) -> None:
+    tiny = tiny_checkpoint("gated_deltanet", tmp_path)
+    accumulator = GramAccumulator(tiny.mixers, torch.device("cpu"))
+    accumulator.on_query(0, torch.zeros(1, 5, 2, 16))
+    with pytest.raises(RunError, match="layer 1: 0 of 5 query activations were captured"):
+        accumulator.end_batch(5)
+
+
+def test_gram_of_half_precision_is_summed_in_float64() -> None:
+    block = torch.randn(300, 3, 8, generator=torch.Generator().manual_seed(0)).bfloat16()
+    expected = torch.einsum("nhd,nhe->hde", block.double(), block.double())
+    assert gram(block).dtype == torch.float64
+    torch.testing.assert_close(gram(block), expected, rtol=1e-14, atol=0)
+
+
+def test_a_tap_that_changes_nothing_changes_nothing(tmp_path: Path) -> None:
+    tiny = tiny_checkpoint("q35", tmp_path)
+    ids = tiny_tokens()[None]
+    with torch.inference_mode():
+        plain = tiny.model(input_ids=ids, use_cache=False).logits
+        with tiny.architecture.tapped(tiny.model, tiny.mixers, RecurrenceTap()):
+            tapped = tiny.model(input_ids=ids, use_cache=False).logits
+    assert torch.equal(plain, tapped)

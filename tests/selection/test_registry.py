@@ -1,0 +1,84 @@
+"""The list of methods and what wrong requests get."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from compressor.errors import RequestError
+from compressor.selection.registry import (
+    ENTRIES,
+    build_selector,
+    check_selector,
+    get_selector_entry,
+    index_entries,
+    method_names,
+)
+from compressor.selection.request import Scoring
+
+
+def test_every_entry_names_a_selector_and_its_paper() -> None:
+    assert method_names() == ("drrqr", "l1", "random")
+    for entry in ENTRIES:
+        selector = build_selector(entry.name, "qk", 1.5)
+        assert (type(selector).__module__, type(selector).__name__) == (entry.module, entry.class_name)
+        assert entry.paper.startswith("https://arxiv.org/abs/")
+        assert entry.description
+
+
+def test_parameters_are_stored() -> None:
+    selector = build_selector("drrqr", "k", 2.0)
+    assert (selector.scoring, selector.f) == ("k", 2.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("rrqr", "did you mean drrqr? "),
+        ("DRRQR", "did you mean drrqr? "),
+        ("randm", "did you mean random? "),
+        ("magic", ""),
+    ],
+)
+def test_unknown_method_gets_the_nearest_name_and_the_list(name: str, hint: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        get_selector_entry(name)
+    assert str(caught.value) == f"Unknown method {name!r}: {hint}Known methods: drrqr, l1, random."
+
+
+def test_scoring_of_a_method_that_scores_nothing_is_refused() -> None:
+    with pytest.raises(RequestError) as caught:
+        build_selector("random", "k", 1.5)
+    assert str(caught.value) == (
+        "Scoring 'k' means nothing to the method random, which scores no channel; leave it at 'qk'."
+    )
+
+
+def test_unknown_scoring_is_refused() -> None:
+    unknown: Scoring = "v"  # type: ignore[assignment]
+    with pytest.raises(RequestError) as caught:
+        check_selector("drrqr", unknown, 1.5)
+    assert str(caught.value) == "Unknown scoring 'v'; choose one of qk, k, q."
+
+
+def test_f_below_one_is_refused_before_anything_is_built() -> None:
+    with pytest.raises(RequestError) as caught:
+        check_selector("drrqr", "qk", 0.5)
+    assert str(caught.value) == (
+        "f = 0.5 cannot bound the exchange factor rho; choose a finite f of at least 1, such as 1.5."
+    )
+
+
+def test_a_name_listed_twice_is_rejected() -> None:
+    with pytest.raises(ValueError, match="The method 'l1' is listed twice, for L1Selector and L1Selector"):
+        index_entries([*ENTRIES, ENTRIES[1]])
+
+
+def test_requests_are_checked_without_importing_torch() -> None:
+    code = (
+        "import sys; from compressor.selection.registry import check_selector; check_selector('drrqr', 'k', 1.5); "
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,52 @@
+"""The kept width: rounding, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from compressor.errors import RequestError
+from compressor.width import kept_width
+
+
+@pytest.mark.parametrize(
+    ("head_k_dim", "ratio", "round_to", "keep"),
+    [
+        (128, 0.5, 16, 64),
+        (128, 0.25, 16, 96),
+        (128, 0.75, 16, 32),
+        (128, 0.3, 16, 96),
+        (128, 0.3, 1, 90),
+        (128, 0.9, 16, 16),
+        (128, 0.0, 16, 128),
+        (100, 0.5, 16, 48),
+        (64, 0.99, 1, 1),
+        (96, 0.5, 32, 64),
+    ],
+)
+def test_ratio(head_k_dim: int, ratio: float, round_to: int, keep: int) -> None:
+    assert kept_width(head_k_dim, ratio, None, round_to) == keep
+
+
+def test_target_is_not_rounded() -> None:
+    assert kept_width(128, None, 37, 16) == 37
+    assert kept_width(128, None, 128, 16) == 128
+
+
+def test_target_over_the_present_width() -> None:
+    with pytest.raises(RequestError, match=r"^--target-dim 129 is more than the 128 key channels a head has; give 1 to"):
+        kept_width(128, None, 129, 16)
+
+
+def test_rounding_to_nothing() -> None:
+    message = r"^--ratio 0.95 leaves 6.4 of 128 key channels, which --round-to 16 rounds to 0; .*--round-to 4\.$"
+    with pytest.raises(RequestError, match=message):
+        kept_width(128, 0.95, None, 16)
+    assert kept_width(128, 0.95, None, 4) == 8
+
+
+def test_rounding_to_everything() -> None:
+    message = r"^--ratio 0.05 leaves 60.8 of 64 key channels, which --round-to 16 rounds to 64: nothing would be removed"
+    with pytest.raises(RequestError, match=message):
+        kept_width(64, 0.05, None, 16)
+    with pytest.raises(RequestError, match="nothing would be removed"):
+        kept_width(32, 0.4, None, 32)
