@@ -56,6 +56,9 @@ def _compress(words: list[str]) -> int:
 
         plan = plan_run(recipe, options)
         console.print(plan_table(plan))
+        for note in (*plan.notes, *plan.cut.engine_warnings):
+            console.print(f"note: {note}", soft_wrap=True, highlight=False)
+        console.print(f"nothing was written; the result would be {plan.output.path}", soft_wrap=True, highlight=False)
         return 0
     from compressor.pipeline import compress
     from compressor.reporting import result_table

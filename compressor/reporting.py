@@ -137,7 +137,7 @@ def card_facts(plan: RunPlan, report: Report) -> ModelCardFacts:
 
 def result_table(report: Report) -> Table:
     """What a person reads at the end of a run."""
-    table = Table("", "before", "after", title=f"{report.base_model}: {report.method}, {report.ratio:.0%} removed")
+    table = Table("", "before", "after", title=f"{report.base_model}: {report.method}, {report.ratio:.1%} removed")
     table.add_row("key width of a head", str(report.key_dim.before), str(report.key_dim.after))
     state, convolution = report.state_bytes_per_sequence, report.convolution_state_bytes_per_sequence
     table.add_row("state bytes per sequence", f"{state.before:,}", f"{state.after:,}")
@@ -159,7 +159,7 @@ def result_table(report: Report) -> Table:
 def plan_table(plan: RunPlan) -> Table:
     """What a run would do, for `--dry-run`."""
     cut, request = plan.cut, plan.recipe.calibration
-    table = Table("dry run: nothing was written", "before", "after")
+    table = Table("", "before", "after", title="dry run")
     table.add_row("key width of a head", str(cut.key_dim.before), str(cut.key_dim.after))
     table.add_row("state bytes per sequence", f"{cut.state_bytes.before:,}", f"{cut.state_bytes.after:,}")
     table.add_row("parameters", f"{cut.parameters.before:,}", f"{cut.parameters.after:,}")
@@ -167,9 +167,7 @@ def plan_table(plan: RunPlan) -> Table:
     table.add_row("linear-attention layers", str(len(plan.source.mixers)), str(len(plan.source.mixers)))
     table.add_row("calibration", request.source, f"{request.samples} x {request.sequence_length} tokens")
     table.add_row("runs on", str(plan.device), str(plan.dtype).removeprefix("torch."))
-    table.add_row("output", "", f"{plan.output.path} ({cut.output_bytes:,} bytes)")
-    for warning in (*plan.notes, *cut.engine_warnings):
-        table.add_row("note", "", warning)
+    table.add_row("bytes of the output", "", f"{cut.output_bytes:,}")
     return table
 
 

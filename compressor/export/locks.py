@@ -36,13 +36,11 @@ def run_lock(lock_file: Path, output: Path) -> Iterator[None]:
                 os.write(descriptor, str(os.getpid()).encode())
             yield
         finally:
-            # Removed before it is unlocked: who opened it meanwhile finds that it is no longer the file of that name.
+            # Removed before it is unlocked: who opened it meanwhile finds that it is no longer the file of that name,
+            # and forked children, which share the open file and so its lock, keep nobody out.
             lock_file.unlink(missing_ok=True)
             with contextlib.suppress(OSError):
                 lock_file.parent.rmdir()
-            # Forked children share the open file, so closing it here would not unlock it.
-            with contextlib.suppress(OSError):
-                fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import fla.layers.attn
@@ -69,11 +70,15 @@ def switch_recurrences() -> None:
 def switch_attention() -> None:
     """Give fla's softmax layer attention on CPU tensors; without flash-attn it would refuse to be built."""
     module = vars(fla.layers.attn)
-    references = {"flash_attn_func": attention, "flash_attn_varlen_func": fla_modules.flash_attn_varlen_func}
+    references: dict[str, Callable[..., Tensor]] = {
+        "flash_attn_func": attention,
+        "flash_attn_varlen_func": fla_modules.flash_attn_varlen_func,
+    }
     for name, reference in references.items():
         current = module.get(name)
         if not isinstance(current, DeviceSwitch):
-            module[name] = DeviceSwitch(reference, _missing_flash_attention if current is None else current)
+            kernel = _missing_flash_attention if current is None else current
+            module[name] = DeviceSwitch(reference, kernel)
 
 
 def _missing_flash_attention(q: Tensor, *_: Any, **__: Any) -> Tensor:

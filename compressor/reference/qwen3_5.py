@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from compressor.errors import RunError
 from compressor.reference.recurrence import chunked_gated_delta_rule, recurrent_gated_delta_rule
 
 
@@ -21,18 +22,21 @@ def torch_chunk_gated_delta_rule(
     output_final_state: bool = False,
     use_qk_l2norm_in_kernel: bool = False,
     cu_seqlens: Tensor | None = None,
+    seq_idx: Tensor | None = None,
     **_: object,
 ) -> tuple[Tensor, Tensor | None]:
-    """Many tokens: query, key [B, T, H, K], value [B, T, HV, V], state [B, HV, K, V]."""
+    """Many tokens: query, key [B, T, H, K], value [B, T, HV, V], state [B, HV, K, V].
+
+    Raises:
+        RunError: packed sequences, which the convolution before it would not have kept apart.
+    """
+    if cu_seqlens is not None or seq_idx is not None:
+        raise RunError(
+            "Qwen3.5 got packed sequences (cu_seq_lens_q or seq_idx) on the CPU, where only padded batches are "
+            "computed: pad the batch and give an attention mask, or run on a GPU."
+        )
     output, state = chunked_gated_delta_rule(
-        query,
-        key,
-        value,
-        g,
-        beta,
-        initial_state=initial_state,
-        use_qk_l2norm=use_qk_l2norm_in_kernel,
-        cu_seqlens=cu_seqlens,
+        query, key, value, g, beta, initial_state=initial_state, use_qk_l2norm=use_qk_l2norm_in_kernel
     )
     return output, state if output_final_state else None
 
@@ -46,18 +50,10 @@ def torch_recurrent_gated_delta_rule(
     initial_state: Tensor | None = None,
     output_final_state: bool = False,
     use_qk_l2norm_in_kernel: bool = False,
-    cu_seqlens: Tensor | None = None,
     **_: object,
 ) -> tuple[Tensor, Tensor | None]:
-    """One token after a prompt; shapes as in `torch_chunk_gated_delta_rule`."""
+    """One token a sequence, after a prompt; shapes as in `torch_chunk_gated_delta_rule`."""
     output, state = recurrent_gated_delta_rule(
-        query,
-        key,
-        value,
-        g,
-        beta,
-        initial_state=initial_state,
-        use_qk_l2norm=use_qk_l2norm_in_kernel,
-        cu_seqlens=cu_seqlens,
+        query, key, value, g, beta, initial_state=initial_state, use_qk_l2norm=use_qk_l2norm_in_kernel
     )
     return output, state if output_final_state else None

@@ -56,15 +56,16 @@ def test_format_bytes(count: int, text: str) -> None:
 
 
 def test_too_little_space_before_the_work(small_disk: Path) -> None:
+    (small_disk / "other").write_bytes(bytes(524_288))
     output = small_disk / "not" / "yet" / "there"
-    refuse_too_little_space(output, 1_000_000)
+    refuse_too_little_space(output, 524_288)
     with pytest.raises(RequestError) as error:
-        refuse_too_little_space(output, 3_000_000)
+        refuse_too_little_space(output, 1_000_000)
     assert str(error.value) == (
-        f"writing {output} needs 3.00 MB and its file system has 1.05 MB free; free 1.95 MB more or choose an output "
-        "folder on another disk."
+        f"writing {output} needs 1.00 MB and its file system has 524.29 kB free; free 475.71 kB more or choose an "
+        "output folder on another disk."
     )
-    assert listing(small_disk) == []
+    assert listing(small_disk) == ["other"]
 
 
 def test_more_than_any_disk_has(tmp_path: Path) -> None:
@@ -151,9 +152,9 @@ def test_a_device_that_is_always_full() -> None:
 
 
 def test_a_quota() -> None:
-    with pytest.raises(RunError, match="disk quota exceeded while writing out; free 5 bytes of it"):  # noqa: SIM117
-        with translate_write_errors(Path("out"), 5):
-            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+    message = "disk quota exceeded while writing out; free 5 bytes of it and run again with --resume"
+    with pytest.raises(RunError, match=message), translate_write_errors(Path("out"), 5):
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
 
 
 @pytest.mark.parametrize(

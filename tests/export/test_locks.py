@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-import multiprocessing
+import errno
+import fcntl
 import os
 import subprocess
 import sys
@@ -54,9 +55,9 @@ def test_a_second_run_is_refused_until_the_first_died(tmp_path: Path) -> None:
 
 def test_a_second_run_of_the_same_process_is_refused(tmp_path: Path) -> None:
     with run_lock(tmp_path / "lock", Path("DIR")):
-        with pytest.raises(RequestError, match=rf"another run is writing DIR \(pid {os.getpid()}\)"):  # noqa: SIM117
-            with run_lock(tmp_path / "lock", Path("DIR")):
-                pass
+        message = rf"another run is writing DIR \(pid {os.getpid()}\)"
+        with pytest.raises(RequestError, match=message), run_lock(tmp_path / "lock", Path("DIR")):
+            pass
         assert (tmp_path / "lock").exists()
 
 
@@ -111,24 +112,35 @@ def test_a_link_in_place_of_the_lock_is_not_followed(tmp_path: Path) -> None:
     assert not (tmp_path / "elsewhere").exists()
 
 
-def _enter(lock_file: Path, held: Path, count: int) -> int:
-    """Take the lock `count` times; 1 when someone else was inside too."""
-    done = 0
-    while done < count:
-        try:
-            with run_lock(lock_file, Path("DIR")):
-                held.touch(exist_ok=False)
-                held.unlink()
-                done += 1
-        except RequestError:
-            continue
-        except FileExistsError:
-            return 1
-    return 0
+def test_a_lock_on_a_removed_file_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run before ends, and removes its file, between this run's opening and locking of it."""
+    lock_file = tmp_path / "resume" / "lock"
+    flock = fcntl.flock
+    removals = [lock_file]
+
+    def flock_too_late(descriptor: int, operation: int) -> None:
+        if removals:
+            removals.pop().unlink()
+            lock_file.parent.rmdir()
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock_too_late)
+    with run_lock(lock_file, Path("DIR")):
+        assert removals == []
+        assert lock_file.read_text() == str(os.getpid())
+        with pytest.raises(RequestError, match="another run"), run_lock(lock_file, Path("DIR")):
+            pass
 
 
-def test_removing_the_file_lets_no_two_in(tmp_path: Path) -> None:
-    """The file is removed and made again all the time: who opened the old one must not believe that it holds."""
-    arguments = [(tmp_path / "resume" / "lock", tmp_path / "held", 300)] * 4
-    with multiprocessing.get_context("spawn").Pool(4) as pool:
-        assert pool.starmap(_enter, arguments) == [0, 0, 0, 0]
+def test_a_file_system_without_locks_shuts_nobody_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = errno.ENOSYS
+
+    def no_locks(descriptor: int, operation: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    with run_lock(tmp_path / "lock", Path("DIR")):
+        pass
+    code = errno.EIO
+    with pytest.raises(OSError, match="Input/output error"), run_lock(tmp_path / "lock", Path("DIR")):
+        pass

@@ -133,7 +133,6 @@ def test_padding_changes_nothing(model, padding_side):
             assert relative_error(padded[row][mask[row].bool()], alone) < tolerance
 
 
-@pytest.mark.filterwarnings("ignore:.*`past_key_values`.*:FutureWarning")  # transformers, of fla's class
 @pytest.mark.parametrize("model", ALL_MODELS)
 def test_greedy_generation_of_a_padded_batch(model):
     network, prompt = build(model).double(), draw_tokens(2, 70)
@@ -190,7 +189,9 @@ def held_out_tokens(demo_model: Path, count: int) -> Tensor:
     from tokenizers import Tokenizer
 
     text = (demo_model.parent / "held_out.txt").read_text(encoding="utf-8")
-    ids = Tokenizer.from_file(str(demo_model / "tokenizer.json")).encode(text[: 8 * count], add_special_tokens=False).ids
+    ids = (
+        Tokenizer.from_file(str(demo_model / "tokenizer.json")).encode(text[: 8 * count], add_special_tokens=False).ids
+    )
     return torch.tensor([ids[:count]])
 
 

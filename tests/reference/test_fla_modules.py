@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import pytest
 import torch
@@ -67,9 +68,7 @@ def test_rms_norm_and_layer_norm_and_group_norm():
     from fla.modules.norm import layernorm
 
     inputs = [draw(3, 5, 12), draw(12, seed=1), draw(12, seed=2)]
-    assert_same(
-        lambda x, w, b: layernorm.rms_norm(x, w, b, eps=1e-3), lambda x, w, b: rms_norm(x, w, 1e-3) + b, inputs
-    )
+    assert_same(lambda x, w, b: layernorm.rms_norm(x, w, b, eps=1e-3), lambda x, w, b: rms_norm(x, w, 1e-3) + b, inputs)
     assert_same(
         lambda x, w, b: layernorm.layer_norm(x, w, b, eps=1e-3), lambda x, w, b: layer_norm(x, w, b, 1e-3), inputs
     )
@@ -148,9 +147,7 @@ def test_convolution_with_bias_residual_and_state(tokens, activation):
 def test_convolution_without_state():
     from fla.modules.causal_conv1d.ops import causal_conv1d
 
-    assert_same(
-        lambda x, weight: causal_conv1d(x, weight)[0], convolve, [draw(2, 9, 6), draw(6, 4, seed=1)]
-    )
+    assert_same(lambda x, weight: causal_conv1d(x, weight)[0], convolve, [draw(2, 9, 6), draw(6, 4, seed=1)])
 
 
 def test_convolution_of_a_strided_view():
@@ -170,7 +167,7 @@ def test_convolution_of_packed_sequences_with_states():
     y, finals = causal_conv1d(
         x, weight, initial_state=states, output_final_state=True, activation="silu", cu_seqlens=cu_seqlens
     )
-    for n, (start, end) in enumerate(zip(boundaries, boundaries[1:], strict=False)):
+    for n, (start, end) in enumerate(pairwise(boundaries)):
         before = states[n : n + 1].transpose(1, 2)
         part = x[:, start:end]
         assert relative_error(y[:, start:end], silu(convolve(part, weight, None, before[:, 1:]))) < 1e-12

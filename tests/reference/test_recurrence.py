@@ -102,9 +102,7 @@ def test_initial_state_scale_and_layout(recurrence, state_v_first):
     states = torch.randn(2, 2, 10, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     expected, expected_final = delta_rule(x.q, x.k, x.v, x.g, x.beta, scale=0.3, states=states)
     given = states if state_v_first else states.transpose(-1, -2)
-    output, final = recurrence(
-        x.q, x.k, x.v, x.g, x.beta, scale=0.3, initial_state=given, state_v_first=state_v_first
-    )
+    output, final = recurrence(x.q, x.k, x.v, x.g, x.beta, scale=0.3, initial_state=given, state_v_first=state_v_first)
     assert relative_error(output, expected) < 1e-12
     assert relative_error(final if state_v_first else final.transpose(-1, -2), expected_final) < 1e-12
 

@@ -1,0 +1,93 @@
+"""Qwen3.5 with fla importable: it must equal itself in a process that cannot see fla."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from compressor.errors import RunError
+from compressor.reference.backend import enable_for_qwen3_5
+from tests.reference.formulas import relative_error
+from tests.tiny_models import save_tiny
+
+PROMPT = 70
+
+WITHOUT_FLA = """
+import sys
+sys.modules["fla"] = None
+import torch
+from safetensors.torch import save_file
+from tests.reference.test_qwen3_5 import evaluate
+from transformers import AutoModelForCausalLM
+from transformers.models.qwen3_5 import modeling_qwen3_5
+assert modeling_qwen3_5.torch_chunk_gated_delta_rule.__module__.startswith("transformers")
+save_file(evaluate(AutoModelForCausalLM.from_pretrained(sys.argv[1])), sys.argv[2])
+"""
+
+
+def evaluate(model: Any) -> dict[str, Tensor]:
+    """Logits of a batch padded on the left, and what greedy generation makes of it."""
+    tokens = torch.randint(2, 64, (2, PROMPT), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones_like(tokens)
+    mask[1, :9] = 0
+    with torch.no_grad():
+        logits = model(tokens, attention_mask=mask, use_cache=False).logits
+        generated = model.generate(tokens, attention_mask=mask, max_new_tokens=6, do_sample=False, pad_token_id=0)
+    return {"logits": logits.contiguous(), "generated": generated}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny("q35", tmp_path_factory.mktemp("q35"))
+
+
+@pytest.fixture(scope="module")
+def model(checkpoint: Path) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    enable_for_qwen3_5()
+    return AutoModelForCausalLM.from_pretrained(checkpoint)
+
+
+def test_equals_transformers_without_fla(model, checkpoint, tmp_path):
+    result = tmp_path / "result.safetensors"
+    root = Path(__file__).parents[2]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])}
+    subprocess.run([sys.executable, "-c", WITHOUT_FLA, checkpoint, result], env=environment, check=True)
+    expected, actual = load_file(result), evaluate(model)
+    assert relative_error(actual["logits"], expected["logits"]) < 1e-5
+    assert torch.equal(actual["generated"], expected["generated"])
+
+
+def test_generation_equals_single_passes_without_cache(model):
+    result = evaluate(model)["generated"]
+    tokens = result[:1, :PROMPT]
+    for _ in range(6):
+        with torch.no_grad():
+            logits = model(tokens, use_cache=False).logits[:, -1]
+        tokens = torch.cat([tokens, logits.argmax(-1, keepdim=True)], dim=1)
+    assert torch.equal(result[:1], tokens)
+
+
+def test_packed_sequences_are_refused(model):
+    tokens = torch.randint(2, 64, (1, 20), generator=torch.Generator().manual_seed(0))
+    for packing in ({"cu_seq_lens_q": torch.tensor([0, 5, 20])}, {"seq_idx": torch.zeros(1, 20, dtype=torch.int32)}):
+        with pytest.raises(RunError, match=r"Qwen3.5 got packed sequences .* on the CPU.*: pad the batch"):
+            model(tokens, **packing)
+
+
+def test_every_parameter_gets_a_gradient(model):
+    tokens = torch.randint(2, 64, (2, PROMPT), generator=torch.Generator().manual_seed(0))
+    model(tokens).logits.square().mean().backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+    model.zero_grad()

@@ -1,0 +1,183 @@
+"""Requests that cannot be met: one sentence, exit status 2, nothing written."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from compressor.cli import main
+from tests.test_pipeline import FAST, compress, make_source, make_text
+from tests.tiny_models import edit_config, save_tiny, save_tiny_tokenizer
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_source("gated_deltanet", tmp_path_factory.mktemp("source") / "model")
+
+
+def refused(capsys: pytest.CaptureFixture[str], words: Sequence[str], *fragments: str) -> None:
+    assert main(list(words)) == 2
+    error = capsys.readouterr().err
+    for fragment in fragments:
+        assert fragment in error
+    assert "Traceback" not in error
+
+
+@pytest.mark.parametrize(
+    ("options", "fragments"),
+    [
+        (["--ratio", "1"], ["selection.ratio", "less than 1"]),
+        (["--ratio", "-0.5"], ["selection.ratio"]),
+        (["--ratio", "0.5", "--target-dim", "8"], ["exactly one of ratio", "target_dim"]),
+        ([], ["exactly one of ratio"]),
+        (["--target-dim", "17"], ["--target-dim 17", "16 key channels"]),
+        (["--target-dim", "0"], ["selection.target_dim", "greater than or equal to 1"]),
+        (["--ratio", "0.9", "--round-to", "16"], ["rounds to 0", "--round-to 1"]),
+        (["--ratio", "0.5", "--method", "drrq"], ["did you mean drrqr"]),
+        (["--ratio", "0.5", "--scoring", "v"], ["selection.scoring", "'qk', 'k' or 'q'"]),
+        (["--ratio", "0.5", "--f", "0.9"], ["selection.f"]),
+        (["--ratio", "0.5", "--norm-epsilon", "auto"], ["selection.norm_epsilon", "'keep' or 'scaled'"]),
+        (["--ratio", "0.5", "--device", "cuda:77"], ["cuda:77", "torch sees"]),
+        (["--ratio", "0.5", "--device", "tpu"], ["runtime.device"]),
+        (["--ratio", "0.5", "--dtype", "int8"], ["runtime.dtype"]),
+        (["--ratio", "0.5", "--max-shard-size", "many"], ["many", "5GB"]),
+        (["--ratio", "0.5", "--revision", "main"], ["revision"]),
+        (["--ratio", "0.5", "--sequence-length", "4096"], ["--sequence-length 4096", "2048 positions"]),
+        (["--ratio", "0.5", "--calibration", "/nowhere/x.txt"], ["/nowhere/x.txt"]),
+        (["--ratio", "0.5", "--calibration-samples", "1", "--sequence-length", "20"], ["20", "160"]),
+    ],
+)
+def test_impossible_requests(
+    options: list[str], fragments: list[str], source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = make_text(tmp_path)
+    output = tmp_path / "out"
+    words = [str(source), "--output-dir", str(output), "--calibration", str(text), "--round-to", "1", *options]
+    refused(capsys, words, *fragments)
+    assert not output.exists()
+    assert not (tmp_path / "out.resume").exists()
+
+
+def test_unknown_family(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = make_source("gated_deltaproduct", tmp_path / "model")
+    refused(
+        capsys, [str(folder), "--ratio", "0.5"],
+        "model_type 'gated_deltaproduct' is not a family that can be cut", "delta_net, gated_deltanet", "did you mean",
+    )  # fmt: skip
+
+
+def test_model_without_linear_layers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    layers = {"layer_types": ["full_attention"] * 4}
+    folder = save_tiny_tokenizer(save_tiny("q35", tmp_path / "model", overrides=layers))
+    refused(capsys, [str(folder), "--ratio", "0.5"], "has no linear-attention layer: nothing to prune.")
+
+
+def test_quantised_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = make_source("q35", tmp_path / "model")
+    edit_config(folder, {"quantization_config": {"quant_method": "gptq", "bits": 4}})
+    refused(capsys, [str(folder), "--ratio", "0.5"], "gptq", "dequantise")
+
+
+def test_folder_without_tokenizer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = save_tiny("q35", tmp_path / "model")
+    refused(capsys, [str(folder), *FAST, "--ratio", "0.5", "--calibration", str(make_text(tmp_path))], "has no tokenizer")
+
+
+def test_head_that_stock_loaders_would_draw(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = make_source("qw", tmp_path / "model")
+    edit_config(folder, {"tie_word_embeddings": False})
+    words = [str(folder), "--ratio", "0.5", "--calibration", str(make_text(tmp_path)), *FAST]
+    refused(capsys, words, "text_config ties the embeddings", "Set tie_word_embeddings to true at the top level")
+
+
+def test_layout_of_an_older_fla(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from tests.tiny_models import read_weights, write_weights
+
+    folder = make_source("delta_net", tmp_path / "model")
+    write_weights(folder, {name.replace("attn.o_norm", "attn.norm"): t for name, t in read_weights(folder).items()})
+    words = [str(folder), "--ratio", "0.5", "--calibration", str(make_text(tmp_path)), *FAST]
+    refused(capsys, words, "missing model.layers.0.attn.o_norm.weight (and 1 more)", "older fla layout")
+
+
+def test_existing_output(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text, output = make_text(tmp_path), tmp_path / "out"
+    output.mkdir()
+    (output / "precious.txt").write_text("x")
+    words = [str(source), "--ratio", "0.5", "--output-dir", str(output), "--calibration", str(text), *FAST]
+    refused(capsys, words, "is not empty", "--overwrite")
+    refused(capsys, [*words, "--overwrite"], str(output))
+    assert (output / "precious.txt").read_text() == "x"
+
+
+def test_overwrite_replaces_a_result(source: Path, tmp_path: Path) -> None:
+    text, output = make_text(tmp_path), tmp_path / "out"
+    assert compress(source, output, text, "--target-dim", "4", "--no-verify", "--max-shard-size", "10KB") == 0
+    assert compress(source, output, text, "--target-dim", "8", "--no-verify", "--overwrite") == 0
+    assert [path.name for path in output.glob("*.safetensors*")] == ["model.safetensors"]
+    assert json.loads((output / "config.json").read_text())["head_dim"] == 8
+
+
+def test_output_that_is_the_source(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = make_source("q35", tmp_path / "model")
+    link = tmp_path / "link"
+    link.symlink_to(folder)
+    for output in (folder, link, tmp_path / "model" / ".." / "model", folder / "inside"):
+        refused(capsys, [str(folder), *FAST, "--ratio", "0.5", "--output-dir", str(output), "--overwrite"], "source folder")
+
+
+@pytest.mark.parametrize("text", ["", "\n\n  \n", "ab"])
+def test_empty_or_small_text(text: str, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "small.txt"
+    file.write_text(text)
+    words = [str(source), "--ratio", "0.5", "--output-dir", str(tmp_path / "out"), "--calibration", str(file), *FAST]
+    refused(capsys, words, "small.txt")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["small.txt"]
+
+
+def test_too_little_space(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tiny = tmp_path / "disk"
+    tiny.mkdir()
+    if os.system(f"mount -t tmpfs -o size=16k tmpfs {tiny} 2>/dev/null") != 0:
+        pytest.skip("mounting a small file system is not permitted here")
+    try:
+        words = [str(source), "--ratio", "0.5", "--output-dir", str(tiny / "out"), "--calibration", str(make_text(tmp_path))]
+        refused(capsys, [*words, *FAST], "needs", "free")
+        assert list(tiny.iterdir()) == []
+    finally:
+        os.system(f"umount {tiny}")
+
+
+def test_missing_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    refused(capsys, [str(tmp_path / "absent"), "--ratio", "0.5"], "absent")
+    refused(capsys, ["no-such-org/no-such-model", "--ratio", "0.5"], "no-such-org/no-such-model")
+
+
+def test_dry_run_writes_nothing(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = make_text(tmp_path)
+    assert compress(source, tmp_path / "out", text, "--dry-run") == 0
+    assert "nothing was written" in capsys.readouterr().out
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["text.txt"]
+
+
+def test_validate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("selection: {ratio: 0.5, methd: drrqr}\n")
+    refused(capsys, ["validate", str(recipe)], "recipe.yaml: selection.methd is not a setting; did you mean method?")
+    recipe.write_text("selection: {ratio: 0.5}\n")
+    assert main(["validate", str(recipe)]) == 0
+
+
+def test_inspect(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(source)]) == 0
+    output = capsys.readouterr().out
+    assert "Gated DeltaNet (fla), 2 linear-attention layers of 2" in output
+    assert "4,096 bytes in float32" in output
+
+
+def test_debug_shows_the_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(tmp_path), "--ratio", "0.5", "--debug"]) == 2
+    assert "Traceback" in capsys.readouterr().err
