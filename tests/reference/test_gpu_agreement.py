@@ -24,10 +24,12 @@ pytestmark = pytest.mark.gpu
 
 MODELS = ["gdn-tiny", "gdn-28m", "deltanet-14m", "qwen35-18m"]
 TOLERANCE = {torch.bfloat16: 1e-2, torch.float32: 1e-4}
-EXACT_FLOAT32 = os.environ.get("TRITON_F32_DEFAULT") == "ieee"
-DTYPES = [
-    torch.bfloat16,
-    pytest.param(torch.float32, marks=pytest.mark.skipif(not EXACT_FLOAT32, reason="TRITON_F32_DEFAULT is not ieee")),
+EXACT = pytest.mark.skipif(os.environ.get("TRITON_F32_DEFAULT") != "ieee", reason="TRITON_F32_DEFAULT is not ieee")
+DTYPES = [torch.bfloat16, pytest.param(torch.float32, marks=EXACT)]
+CHUNKED = [
+    *((name, torch.bfloat16) for name in MODELS),
+    # fla's chunked delta rule refuses float32.
+    *(pytest.param(name, torch.float32, marks=EXACT) for name in MODELS if name != "deltanet-14m"),
 ]
 
 
@@ -73,11 +75,8 @@ def prompt_then_single_tokens(model: Any, tokens: Tensor, prompt: int) -> Tensor
     return torch.cat(parts, dim=1).float().cpu()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "dtype"), CHUNKED)
 def test_chunked_logits(name, dtype, shared_models, shared_text):
-    if name == "deltanet-14m" and dtype == torch.float32:
-        pytest.skip("fla's chunked delta rule refuses float32")
     folder = shared_models / name
     tokens = read_tokens(folder, shared_text / "test_prose.txt", (2, 500))
     expected = one_pass(load(folder, dtype, "cuda"), tokens)
