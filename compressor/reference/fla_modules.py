@@ -17,7 +17,6 @@ from compressor.reference.attention import attention_over_residuals, packed_atte
 from compressor.reference.convolution import causal_convolution, final_history, step
 from compressor.reference.normalization import (
     NormGradients,
-    Standardized,
     gate_gradients,
     norm_gradients,
     restandardize,
@@ -80,8 +79,9 @@ def layer_norm_bwd(
     x: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
-    mean: Tensor | None = None,
-    rstd: Tensor | None = None,
+    *,
+    mean: Tensor | None,
+    rstd: Tensor,
     dres: Tensor | None = None,
     has_residual: bool = False,
     is_rms_norm: bool = False,
@@ -90,7 +90,7 @@ def layer_norm_bwd(
     num_groups: int = 1,
 ) -> tuple[Tensor | None, ...]:
     """Gradients of x, weight, bias and residual, and the output again if it is asked for."""
-    standardized = _statistics(x, mean, rstd)
+    standardized = restandardize(x, mean, rstd)
     gradients = norm_gradients(dy, standardized, weight, bias, num_groups)
     dx, dresidual = _input_gradients(gradients, x, dres, has_residual, x_dtype)
     if not recompute_output:
@@ -107,8 +107,9 @@ def layer_norm_gated_bwd(
     bias: Tensor | None,
     activation: str = "swish",
     eps: float = 1e-5,
-    mean: Tensor | None = None,
-    rstd: Tensor | None = None,
+    *,
+    mean: Tensor | None,
+    rstd: Tensor,
     dresidual: Tensor | None = None,
     has_residual: bool = False,
     is_rms_norm: bool = False,
@@ -116,7 +117,7 @@ def layer_norm_gated_bwd(
     recompute_output: bool = False,
 ) -> tuple[Tensor | None, ...]:
     """Gradients of x, g, weight, bias and residual, and the output again if it is asked for."""
-    standardized = _statistics(x, mean, rstd)
+    standardized = restandardize(x, mean, rstd)
     normalized = scale_and_shift(standardized.x, weight, bias)
     dnormalized, dgate = gate_gradients(dy, normalized, g, activation)
     gradients = norm_gradients(dnormalized, standardized, weight, bias)
@@ -126,12 +127,6 @@ def layer_norm_gated_bwd(
         return dx, dg, gradients.weight, gradients.bias, dresidual_in
     y = normalized * activations.activate(g.to(normalized.dtype), activation)
     return dx, dg, gradients.weight, gradients.bias, dresidual_in, y.to(dy.dtype)
-
-
-def _statistics(x: Tensor, mean: Tensor | None, rstd: Tensor | None) -> Standardized:
-    if rstd is None:
-        raise ValueError("the backward pass of a norm needs the rstd of its forward pass")
-    return restandardize(x, mean, rstd)
 
 
 def _input_gradients(

@@ -27,6 +27,7 @@ class Standardized:
 
 
 def standardize(x: Tensor, eps: float, is_rms_norm: bool) -> Standardized:
+    """Everything but weight and bias; x [rows, D]."""
     x = x.to(working_dtype(x))
     mean = None if is_rms_norm else x.mean(-1)
     if mean is not None:
@@ -42,6 +43,7 @@ def restandardize(x: Tensor, mean: Tensor | None, rstd: Tensor) -> Standardized:
 
 
 def scale_and_shift(x: Tensor, weight: Tensor | None, bias: Tensor | None, groups: int = 1) -> Tensor:
+    """x * weight + bias, either of which may be absent."""
     grouped = x.unflatten(0, (-1, groups))
     if weight is not None:
         grouped = grouped * weight.to(x.dtype).view(groups, -1)

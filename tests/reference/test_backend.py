@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,7 @@ def test_dispatched_kernels_keep_their_tensors(fla_on_cpu):
         layer_norm_fwd(x.to("meta"), weight.to("meta"), None, is_rms_norm=True)
 
 
+@pytest.mark.skipif(find_spec("flash_attn") is not None, reason="flash-attn is installed")
 def test_softmax_attention_elsewhere_asks_for_flash_attn(fla_on_cpu):
     import fla.layers.attn
 
@@ -85,12 +87,14 @@ def test_disabled_dispatch_is_refused(monkeypatch):
         enable_for_fla()
 
 
-def test_decays_per_channel_are_refused(fla_on_cpu):
+def test_what_the_recurrence_cannot_compute_is_refused(fla_on_cpu):
     from fla.layers.gated_deltanet import fused_recurrent_gated_delta_rule
 
     x = torch.zeros(1, 2, 1, 4)
     with pytest.raises(ValueError, match="gk and gv must be None"):
         fused_recurrent_gated_delta_rule(x, x, x, gk=x)
+    with pytest.raises(ValueError, match="a gate computed in the kernel needs both g and A_log"):
+        fused_recurrent_gated_delta_rule(x, x, x, g=x[..., 0], use_gate_in_kernel=True)
 
 
 def test_import_warns_of_nothing_and_waits_until_it_is_asked_for():

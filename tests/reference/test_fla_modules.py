@@ -113,6 +113,13 @@ def test_gated_norm(activation, is_rms_norm):
     assert_same(actual, expected, [draw(2, 5, 3, 8), draw(2, 5, 3, 8, seed=1), draw(8, seed=2), draw(8, seed=3)])
 
 
+def test_unknown_activations_are_refused():
+    from fla.modules.causal_conv1d.ops import causal_conv1d
+
+    with pytest.raises(ValueError, match="activation 'gelu' is unknown; known are silu, swish, sigmoid and None"):
+        causal_conv1d(draw(1, 3, 2), draw(2, 4), activation="gelu")
+
+
 def test_gated_norm_with_residual():
     from fla.modules.norm import fused_norm_gate
 
