@@ -60,7 +60,9 @@ class Cell:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", type=Path, required=True, help="folder of model folders")
-    parser.add_argument("--text", type=Path, required=True, help="folder of test_prose.txt, test_docs.txt, test_code.txt")
+    parser.add_argument(
+        "--text", type=Path, required=True, help="folder of test_prose.txt, test_docs.txt, test_code.txt"
+    )
     parser.add_argument("--calibration", default="demo", help="text to calibrate on, from the training split")
     parser.add_argument("--samples", type=int, default=64)
     parser.add_argument("--windows", type=int, default=64)
@@ -137,7 +139,10 @@ def compare(
     arguments: argparse.Namespace,
 ) -> list[Cell]:
     """Run original and cuts over the same windows; the cuts with their epsilon kept and scaled."""
-    name, dense = source.folder.name, Cell(source.folder.name, "dense", 0.0, "keep", source.mixers[0].head_k_dim, {}, 0.0)
+    name, dense = (
+        source.folder.name,
+        Cell(source.folder.name, "dense", 0.0, "keep", source.mixers[0].head_k_dim, {}, 0.0),
+    )
     cells = {
         (method, ratio, policy): Cell(name, method, ratio, policy, round(dense.key_dim * (1 - ratio)), {}, 0.0)
         for method, ratio in cuts
@@ -164,9 +169,7 @@ def compare(
     return [dense, *cells.values()]
 
 
-def epsilon_variant(
-    source: Source, cut: PreTrainedModel, ratio: float, policy: str
-) -> AbstractContextManager[None]:
+def epsilon_variant(source: Source, cut: PreTrainedModel, ratio: float, policy: str) -> AbstractContextManager[None]:
     """Cuts are exported with the epsilon kept; dividing the mixer outputs by the scale is the other."""
     if policy == "keep":
         return nullcontext()

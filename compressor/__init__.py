@@ -1,11 +1,11 @@
 """Shrink the memory of linear-attention language models to stock checkpoints.
 
-    from compressor import Recipe, compress
+from compressor import Recipe, compress
 
-    report = compress(Recipe.from_settings({
-        "model": "path/or/hub-id", "output_dir": "smaller",
-        "selection": {"ratio": 0.5, "method": "drrqr"},
-    }))
+report = compress(Recipe.from_settings({
+    "model": "path/or/hub-id", "output_dir": "smaller",
+    "selection": {"ratio": 0.5, "method": "drrqr"},
+}))
 """
 
 from __future__ import annotations
@@ -35,8 +35,16 @@ _HOMES = {
 }
 
 __all__ = [
-    "CompressorError", "Recipe", "Report", "RequestError", "RunError", "RunOptions", "compress", "inspect_model", "verify",
-]  # fmt: skip
+    "CompressorError",
+    "Recipe",
+    "Report",
+    "RequestError",
+    "RunError",
+    "RunOptions",
+    "compress",
+    "inspect_model",
+    "verify",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -7,7 +7,6 @@ resumed run never uses sums of another request; a broken file reads as absent.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,7 +76,7 @@ class ProgressFile:
         metadata = {"key": self.key, "batches": str(progress.batches), "format": "pt"}
         tensors = {"grams": progress.grams.cpu(), "tokens": progress.tokens}
         save_file(tensors, temporary, metadata=metadata)
-        os.replace(temporary, self.path)
+        temporary.replace(self.path)
 
     def load(self) -> tuple[CalibrationProgress | None, str | None]:
         """The stored sums, or None and the reason they cannot be used (None when there is no file)."""

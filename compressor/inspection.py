@@ -8,7 +8,14 @@ from rich.table import Table
 
 from compressor.architectures.engines import EngineAnswer, engine_answers
 from compressor.errors import RequestError
-from compressor.preparation import ConfiguredModel, Source, convolution_state_bytes, open_model, open_source, state_bytes
+from compressor.preparation import (
+    ConfiguredModel,
+    Source,
+    convolution_state_bytes,
+    open_model,
+    open_source,
+    state_bytes,
+)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from compressor.errors import CompressorError
 from compressor.export.interrupts import termination_raises
 
 
-class Interrupted(CompressorError):
+class InterruptedRunError(CompressorError):
     """The run was stopped from outside; `exit_code` is the shell's for the signal."""
 
     def __init__(self, message: str, exit_code: int) -> None:
@@ -20,16 +20,16 @@ class Interrupted(CompressorError):
 
 @contextmanager
 def explained_interrupts(output: Path) -> Iterator[None]:
-    """Turn Ctrl-C, SIGTERM and SIGHUP into `Interrupted`.
+    """Turn Ctrl-C, SIGTERM and SIGHUP into `InterruptedRunError`.
 
     Raises:
-        Interrupted: a signal came; calibration sums saved so far are beside the output folder.
+        InterruptedRunError: a signal came; calibration sums saved so far are beside the output folder.
     """
     with termination_raises():
         try:
             yield
         except (KeyboardInterrupt, SystemExit) as stop:
             code = stop.code if isinstance(stop, SystemExit) and isinstance(stop.code, int) else 130
-            raise Interrupted(
+            raise InterruptedRunError(
                 f"interrupted: {output} was not written; give --resume to go on with the calibration done so far.", code
             ) from None

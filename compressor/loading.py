@@ -29,7 +29,9 @@ def resolve_device(name: str) -> torch.device:
         return torch.device("cuda" if count else "cpu")
     device = torch.device(name)
     if device.type == "cuda" and (device.index or 0) >= count:
-        raise RequestError(f"--device {name}: torch sees {count} GPUs on this machine; use --device cpu or another index.")
+        raise RequestError(
+            f"--device {name}: torch sees {count} GPUs on this machine; use --device cpu or another index."
+        )
     return device
 
 
@@ -69,13 +71,17 @@ def load_model(
     if device.type == "cpu":
         architecture.enable_cpu_backend()
     with _no_advice_on_training():
-        model, info = architecture.model_class(raw_config).from_pretrained(
+        loaded: Any = architecture.model_class(raw_config).from_pretrained(
             folder, dtype=dtype, local_files_only=True, output_loading_info=True
         )
+    model, info = loaded
     for kind in ("missing_keys", "mismatched_keys", "unexpected_keys"):
         if info[kind]:
-            raise RunError(f"the stock loader reports {kind.replace('_', ' ')} in {folder}: {sorted(map(str, info[kind]))[:3]}")
-    return model.to(device).eval()
+            raise RunError(
+                f"the stock loader reports {kind.replace('_', ' ')} in {folder}: {sorted(map(str, info[kind]))[:3]}"
+            )
+    placed: PreTrainedModel = model.to(device).eval()
+    return placed
 
 
 @contextmanager

@@ -19,8 +19,8 @@ from compressor.artifacts import CalibrationProgress, CalibrationStatistics, Pro
 from compressor.calibration.norm_check import refuse_epsilon_near_other_norms
 from compressor.calibration.run import calibrate
 from compressor.calibration.tokens import PackedTokens, TokenBatch, batches
-from compressor.checkpoint.fingerprint import weights_sha256
 from compressor.checkpoint.config_file import CONFIG_FILE, read_config
+from compressor.checkpoint.fingerprint import weights_sha256
 from compressor.evaluation.language_modelling import HeldOutFigures, Variant, compare_on_held_out
 from compressor.export.disk import translate_write_errors
 from compressor.export.model_card import render_model_card
@@ -175,9 +175,7 @@ def _verify(plan: RunPlan, folder: Path, tokens: PackedTokens, reporter: StageRe
         return None
     original = Original(plan.source.folder, plan.recipe.selection.norm_epsilon == "scaled")
     with reporter.stage("verifying", 1, "checkpoint") as advance:
-        report = verify_folder(
-            folder, plan.source.architecture, plan.device, tokens.calibration[0].tolist(), original
-        )
+        report = verify_folder(folder, plan.source.architecture, plan.device, tokens.calibration[0].tolist(), original)
         advance(1)
     return report
 

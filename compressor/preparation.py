@@ -90,7 +90,9 @@ def open_model(model: str | None, revision: str | None) -> ConfiguredModel:
     config = architecture.load_config(folder.path)
     mixers = architecture.mixers(config, ())
     if not mixers:
-        raise RequestError(f"this {raw_config['model_type']} checkpoint has no linear-attention layer: nothing to prune.")
+        raise RequestError(
+            f"this {raw_config['model_type']} checkpoint has no linear-attention layer: nothing to prune."
+        )
     return ConfiguredModel(folder, raw_config, architecture, config, mixers)
 
 

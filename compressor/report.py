@@ -76,14 +76,19 @@ class NormEpsilonReport:
 
 @dataclass(frozen=True)
 class VerificationReport:
-    """What `compress verify` did, and found; None where a check was not possible, with the reason in `notes`."""
+    """What `compress verify` did, and found.
+
+    `generation_error` compares the logits of cached generation with one full pass, and
+    `oracle_relative_error` those of the checkpoint with the original whose dropped channels are
+    zeroed, both as ||a - b|| / ||b||; the second is None, with the reason in `notes`, where the
+    original was not found.
+    """
 
     passed: bool
-    stock_load: bool
     stock_class: str
-    generated_by: str | None
+    generated_by: str
+    generation_error: float
     oracle_relative_error: float | None
-    oracle_tolerance: float
     device: str
     notes: list[str] = field(default_factory=list)
 
@@ -144,5 +149,14 @@ def chained_provenance(compression: Mapping[str, Any] | None) -> dict[str, Any] 
     """What an already compressed source says of itself, its own sources included."""
     if compression is None:
         return None
-    kept = ("base_model", "base_revision", "base_sha256", "method", "ratio", "key_dim", "norm_epsilon", "base_compression")
+    kept = (
+        "base_model",
+        "base_revision",
+        "base_sha256",
+        "method",
+        "ratio",
+        "key_dim",
+        "norm_epsilon",
+        "base_compression",
+    )
     return {name: compression.get(name) for name in kept}

@@ -125,7 +125,9 @@ def card_facts(plan: RunPlan, report: Report) -> ModelCardFacts:
         calibration_sequence_length=report.calibration.sequence_length,
         calibration_seed=report.calibration.seed,
         calibration_sha256=report.calibration.sha256,
-        evaluation_text=None if evaluation is None else f"{evaluation.tokens:,} held-out tokens of the calibration source",
+        evaluation_text=None
+        if evaluation is None
+        else f"{evaluation.tokens:,} held-out tokens of the calibration source",
         perplexity_before=None if evaluation is None else evaluation.before["perplexity"],
         perplexity_after=None if evaluation is None else evaluation.after["perplexity"],
         kl=None if evaluation is None else evaluation.after["kl"],

@@ -29,8 +29,8 @@ def kept_width(head_k_dim: int, ratio: float | None, target_dim: int | None, rou
     keep = math.floor(exact / round_to + 0.5) * round_to
     if keep == 0:
         raise RequestError(
-            f"--ratio {ratio:g} leaves {exact:g} of {head_k_dim} key channels, which --round-to {round_to} rounds to 0; "
-            f"use a smaller ratio or --round-to {_fitting_step(exact)}."
+            f"--ratio {ratio:g} leaves {exact:g} of {head_k_dim} key channels, "
+            f"which --round-to {round_to} rounds to 0; use a smaller ratio or --round-to {_fitting_step(exact)}."
         )
     if keep >= head_k_dim:
         raise RequestError(

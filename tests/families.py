@@ -43,7 +43,9 @@ def open_tiny(folder: Path) -> TinyCheckpoint:
     architecture = find_architecture(raw_config["model_type"])
     model = load_model(architecture, folder, raw_config, torch.float32, torch.device("cpu"))
     config = architecture.load_config(folder)
-    return TinyCheckpoint(folder, raw_config, architecture, config, model, architecture.mixers(config, list(model.state_dict())))
+    return TinyCheckpoint(
+        folder, raw_config, architecture, config, model, architecture.mixers(config, list(model.state_dict()))
+    )
 
 
 def random_selection(mixers: tuple[Mixer, ...], keep: int, seed: int = 0) -> Selection:

@@ -15,7 +15,9 @@ pytestmark = pytest.mark.gpu
 
 
 def run(words: list[str], output: Path) -> dict[str, dict[str, float]]:
-    assert main([*words, "--ratio", "0.5", "--calibration", "demo", "--device", "cuda", "--output-dir", str(output)]) == 0
+    assert (
+        main([*words, "--ratio", "0.5", "--calibration", "demo", "--device", "cuda", "--output-dir", str(output)]) == 0
+    )
     return json.loads((output / "compression.json").read_text())
 
 

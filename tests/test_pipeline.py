@@ -154,7 +154,17 @@ def test_values_that_the_config_leaves_to_its_class(tmp_path: Path) -> None:
         edit_config(source, remove=[key])
         output = tmp_path / f"{name}-out"
         text = calibration_text_path()
-        words = [str(source), "--ratio", "0.5", "--output-dir", str(output), "--calibration", str(text), *FAST, "--no-verify"]
+        words = [
+            str(source),
+            "--ratio",
+            "0.5",
+            "--output-dir",
+            str(output),
+            "--calibration",
+            str(text),
+            *FAST,
+            "--no-verify",
+        ]
         assert main([*words, "--calibration-samples", "20"]) == 0
         config = json.loads((output / "config.json").read_text())
         assert (config["text_config"] if name == "qw" else config)["linear_key_head_dim"] == 64

@@ -75,7 +75,12 @@ def test_flat_settings_replace_those_of_a_file() -> None:
     base = {"model": "m", "selection": {"ratio": 0.5, "f": 2.0}, "calibration": {"source": "a.txt"}}
     flat = {"target_dim": 32, "calibration": "b.txt", "calibration_samples": 4, "seed": 3, "model": "other"}
     recipe = Recipe.from_settings(nest_flat_settings(flat, base))
-    assert (recipe.model, recipe.selection.target_dim, recipe.selection.ratio, recipe.selection.f) == ("other", 32, None, 2)
+    assert (recipe.model, recipe.selection.target_dim, recipe.selection.ratio, recipe.selection.f) == (
+        "other",
+        32,
+        None,
+        2,
+    )
     assert (recipe.calibration.source, recipe.calibration.samples, recipe.runtime.seed) == ("b.txt", 4, 3)
     assert base["selection"] == {"ratio": 0.5, "f": 2.0}
 

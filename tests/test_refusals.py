@@ -84,7 +84,9 @@ def test_quantised_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 def test_folder_without_tokenizer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = save_tiny("q35", tmp_path / "model")
-    refused(capsys, [str(folder), *FAST, "--ratio", "0.5", "--calibration", str(make_text(tmp_path))], "has no tokenizer")
+    refused(
+        capsys, [str(folder), *FAST, "--ratio", "0.5", "--calibration", str(make_text(tmp_path))], "has no tokenizer"
+    )
 
 
 def test_head_that_stock_loaders_would_draw(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -126,7 +128,9 @@ def test_output_that_is_the_source(tmp_path: Path, capsys: pytest.CaptureFixture
     link = tmp_path / "link"
     link.symlink_to(folder)
     for output in (folder, link, tmp_path / "model" / ".." / "model", folder / "inside"):
-        refused(capsys, [str(folder), *FAST, "--ratio", "0.5", "--output-dir", str(output), "--overwrite"], "source folder")
+        refused(
+            capsys, [str(folder), *FAST, "--ratio", "0.5", "--output-dir", str(output), "--overwrite"], "source folder"
+        )
 
 
 @pytest.mark.parametrize("text", ["", "\n\n  \n", "ab"])
@@ -144,7 +148,15 @@ def test_too_little_space(source: Path, tmp_path: Path, capsys: pytest.CaptureFi
     if os.system(f"mount -t tmpfs -o size=16k tmpfs {tiny} 2>/dev/null") != 0:
         pytest.skip("mounting a small file system is not permitted here")
     try:
-        words = [str(source), "--ratio", "0.5", "--output-dir", str(tiny / "out"), "--calibration", str(make_text(tmp_path))]
+        words = [
+            str(source),
+            "--ratio",
+            "0.5",
+            "--output-dir",
+            str(tiny / "out"),
+            "--calibration",
+            str(make_text(tmp_path)),
+        ]
         refused(capsys, [*words, *FAST], "needs", "free")
         assert list(tiny.iterdir()) == []
     finally:

@@ -33,7 +33,9 @@ def test_target_is_not_rounded() -> None:
 
 
 def test_target_over_the_present_width() -> None:
-    with pytest.raises(RequestError, match=r"^--target-dim 129 is more than the 128 key channels a head has; give 1 to"):
+    with pytest.raises(
+        RequestError, match=r"^--target-dim 129 is more than the 128 key channels a head has; give 1 to"
+    ):
         kept_width(128, None, 129, 16)
 
 
@@ -45,7 +47,9 @@ def test_rounding_to_nothing() -> None:
 
 
 def test_rounding_to_everything() -> None:
-    message = r"^--ratio 0.05 leaves 60.8 of 64 key channels, which --round-to 16 rounds to 64: nothing would be removed"
+    message = (
+        r"^--ratio 0.05 leaves 60.8 of 64 key channels, which --round-to 16 rounds to 64: nothing would be removed"
+    )
     with pytest.raises(RequestError, match=message):
         kept_width(64, 0.05, None, 16)
     with pytest.raises(RequestError, match="nothing would be removed"):

@@ -52,13 +52,19 @@ ENGINE_RULES: tuple[EngineRule, ...] = (
         "flash-linear-attention 0.6", "fla", _at_most_256,
         "blocks are padded to a power of two: 64 and 32 are the widths that pay", "source and runs",
     ),
-    EngineRule("transformers 5.24", "transformers", _any, "no continuous batching of linear attention", "runs at 128, 96, 64, 48, 32"),
+    EngineRule(
+        "transformers 5.24", "transformers", _any,
+        "no continuous batching of linear attention", "runs at 128, 96, 64, 48, 32",
+    ),
     EngineRule("vLLM 0.33 CUDA before Hopper", "transformers", _at_most_256, "Triton kernels", "source"),
     EngineRule(
         "vLLM 0.33 Hopper", "transformers", _only_128_by_default,
         "other widths need --gdn-prefill-backend triton", "source",
     ),
-    EngineRule("vLLM 0.27 to 0.32 CPU", "transformers", _square_64_or_128, "expects head_dim equal to head_dim_v", "runs"),
+    EngineRule(
+        "vLLM 0.27 to 0.32 CPU", "transformers", _square_64_or_128,
+        "expects head_dim equal to head_dim_v", "runs",
+    ),
     EngineRule(
         "SGLang 0.5.23 CUDA", "transformers", _power_of_two,
         "tl.arange needs a power of two; bf16 state on Blackwell: --linear-attn-decode-backend triton", "source",

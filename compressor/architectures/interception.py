@@ -10,10 +10,10 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from torch import nn
+from torch import Tensor, nn
 
 from compressor.architectures.base import Mixer, RecurrenceTap
 
@@ -41,7 +41,8 @@ class _Running:
     """The mixer whose forward is under way, and how many normalisations it has called."""
 
     layer: int = -1
-    normalizations: int = field(default=0)
+    num_k_heads: int = 0
+    normalizations: int = 0
 
 
 @contextmanager
@@ -53,7 +54,7 @@ def intercept(
     taps_inputs = all(entry.kind == "recurrence" for entry in entry_points)
     with ExitStack() as stack:
         for mixer in mixers:
-            handle = model.get_submodule(mixer.module).register_forward_pre_hook(_announce(running, mixer.layer))
+            handle = model.get_submodule(mixer.module).register_forward_pre_hook(_announce(running, mixer))
             stack.callback(handle.remove)
         for entry in entry_points:
             module = importlib.import_module(entry.module)
@@ -67,9 +68,9 @@ def intercept(
         yield
 
 
-def _announce(running: _Running, layer: int) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+def _announce(running: _Running, mixer: Mixer) -> Callable[[nn.Module, tuple[Any, ...]], None]:
     def hook(module: nn.Module, arguments: tuple[Any, ...]) -> None:
-        running.layer, running.normalizations = layer, 0
+        running.layer, running.num_k_heads, running.normalizations = mixer.layer, mixer.num_k_heads, 0
 
     return hook
 
@@ -79,10 +80,10 @@ def _recurrence(
 ) -> Function:
     def tapped_recurrence(*args: Any, **kwargs: Any) -> Any:
         if taps_inputs and args:
-            args = (tap.on_query(running.layer, args[0]), tap.on_key(running.layer, args[1]), *args[2:])
+            args = (_tapped(tap.on_query, running, args[0]), _tapped(tap.on_key, running, args[1]), *args[2:])
         elif taps_inputs:
-            kwargs[entry.query] = tap.on_query(running.layer, kwargs[entry.query])
-            kwargs[entry.key] = tap.on_key(running.layer, kwargs[entry.key])
+            kwargs[entry.query] = _tapped(tap.on_query, running, kwargs[entry.query])
+            kwargs[entry.key] = _tapped(tap.on_key, running, kwargs[entry.key])
         output, state = original(*args, **kwargs)
         return tap.on_output(running.layer, output), state
 
@@ -92,7 +93,17 @@ def _recurrence(
 def _normalization(original: Function, running: _Running, tap: RecurrenceTap) -> Function:
     def tapped_normalization(x: Any) -> Any:
         running.normalizations += 1
-        tapped = tap.on_query if running.normalizations == 1 else tap.on_key
-        return original(tapped(running.layer, x))
+        on_stream = tap.on_query if running.normalizations == 1 else tap.on_key
+        return original(_tapped(on_stream, running, x))
 
     return tapped_normalization
+
+
+def _tapped(on_stream: Callable[[int, Tensor], Tensor], running: _Running, activations: Tensor) -> Tensor:
+    """transformers before 5.21 repeats key heads for their value heads first; a tap sees each key head once."""
+    group = activations.shape[2] // running.num_k_heads
+    if group == 1:
+        return on_stream(running.layer, activations)
+    heads = activations[:, :, ::group]
+    tapped = on_stream(running.layer, heads)
+    return activations if tapped is heads else tapped.repeat_interleave(group, dim=2)

@@ -40,7 +40,9 @@ def refuse_epsilon_near_other_norms(
     return smallest[path]
 
 
-def _smallest_mean_squares(architecture: Architecture, model: PreTrainedModel, batch: TokenBatch) -> Mapping[str, float]:
+def _smallest_mean_squares(
+    architecture: Architecture, model: PreTrainedModel, batch: TokenBatch
+) -> Mapping[str, float]:
     smallest: dict[str, float] = {}
     mask = batch.attention_mask
 

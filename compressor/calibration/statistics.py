@@ -15,9 +15,10 @@ from torch import Tensor
 from compressor.architectures.base import Mixer, RecurrenceTap
 from compressor.errors import RunError
 
-TOKENS_PER_PRODUCT = 2048
-"""Rows of one low-precision product. float32 accumulation over more loses digits that the sum in
-float64 cannot bring back."""
+TOKENS_PER_PRODUCT = 512
+"""Rows of one low-precision product: tensor cores lose digits in proportion to the rows they sum."""
+TOKENS_PER_STEP = 16384
+"""Rows multiplied at once; bounds what the products of one step take."""
 
 
 class GramAccumulator(RecurrenceTap):
@@ -76,22 +77,35 @@ class GramAccumulator(RecurrenceTap):
         rows = _counted_rows(activations, self._mask)
         self.tokens[stream, position] += rows.shape[0]
         target = self.grams[stream, position]
-        for block in rows.split(TOKENS_PER_PRODUCT):
+        for block in rows.split(TOKENS_PER_STEP):
             target += gram(block)
 
 
 def gram(block: Tensor) -> Tensor:
-    """X^T X of each head: [n, H, d] -> [H, d, d].
+    """X^T X of each head: [n, H, d] -> float64 [H, d, d].
 
-    float64 on a CPU. On a GPU float32: products of half-precision activations are exact there and
-    accumulate in float32; float32 activations are multiplied in full float32.
+    float64 throughout on a CPU. On a GPU, blocks of 512 rows are multiplied in float32 and summed
+    in float64: products of half-precision activations are exact there, and float32 activations are
+    multiplied in full float32.
     """
-    left, right = block.permute(1, 2, 0), block.permute(1, 0, 2)
+    by_head = block.transpose(0, 1)
     if block.device.type == "cpu":
-        return torch.bmm(left.double(), right.double())
-    if block.dtype in (torch.bfloat16, torch.float16):
-        return torch.bmm(left, right, out_dtype=torch.float32)
-    return torch.bmm(left.float(), right.float())
+        wide = by_head.double()
+        return torch.bmm(wide.mT, wide)
+    num_heads, tokens, head_dim = by_head.shape
+    whole = tokens - tokens % TOKENS_PER_PRODUCT
+    pieces = by_head[:, :whole].reshape(-1, TOKENS_PER_PRODUCT, head_dim)
+    total = _product(pieces).unflatten(0, (num_heads, -1)).sum(1, dtype=torch.float64)
+    if whole < tokens:
+        total += _product(by_head[:, whole:])
+    return total
+
+
+def _product(pieces: Tensor) -> Tensor:
+    """X^T X of each piece [n, d] in float32."""
+    if pieces.dtype in (torch.bfloat16, torch.float16):
+        return torch.bmm(pieces.mT, pieces, out_dtype=torch.float32)
+    return torch.bmm(pieces.float().mT, pieces.float())
 
 
 def _counted_rows(activations: Tensor, mask: Tensor | None) -> Tensor:

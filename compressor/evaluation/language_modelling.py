@@ -99,9 +99,7 @@ def cross_entropy_sum(logits: Tensor, targets: Tensor) -> float:
 def kl_divergence_sum(original: Tensor, compressed: Tensor) -> float:
     """Sum over positions of KL(original || compressed), both logits [N, vocabulary]."""
     total = 0.0
-    for p_rows, q_rows in zip(
-        original.split(POSITIONS_PER_STEP), compressed.split(POSITIONS_PER_STEP), strict=True
-    ):
+    for p_rows, q_rows in zip(original.split(POSITIONS_PER_STEP), compressed.split(POSITIONS_PER_STEP), strict=True):
         log_p, log_q = p_rows.float().log_softmax(-1), q_rows.float().log_softmax(-1)
         total += float((log_p.exp() * (log_p - log_q)).sum(-1).double().sum())
     return total

@@ -47,8 +47,8 @@ CERTIFICATE_TOLERANCE = 1e-9
 """Relative excess of max rho over f that the certificate takes for rounding, besides a head's own noise."""
 
 _EPSILON = float(np.finfo(np.float64).eps)  # 2^-52
-_BLOCK_HEADS = 16  # Heads swept together: their matrices stay in the processor's cache.
-_REFRESH_EXCHANGES = 32  # Exchanges after which S is computed afresh, so that rounding does not add up.
+_BLOCK_HEADS = 32  # Heads swept together: their matrices stay in the processor's cache.
+_REFRESH_EXCHANGES = 16  # Exchanges after which S is computed afresh, so that rounding does not add up.
 _CAREFUL_COLUMNS = 8  # Columns between exchanges where pivoting alone loses the accuracy of S.
 _CAREFUL_NOISE = 5e-2
 
@@ -247,14 +247,15 @@ def _largest_rho(matrix: _Floats, inside: _Booleans) -> tuple[_Floats, _Integers
     heads, width = inside.shape
     diagonal = _diagonal(matrix)
     inverse = np.where(inside, -diagonal, 0.0)
-    residual = np.where(inside, 0.0, diagonal.clip(min=0))
+    residual = np.where(inside, 0.0, diagonal)
     squared = np.square(matrix)
     squared += inverse[:, :, None] * residual[:, None, :]
     squared *= inside[:, :, None]
     squared *= ~inside[:, None, :]
     flat = squared.reshape(heads, -1)
     position = flat.argmax(axis=1)
-    return np.sqrt(flat[np.arange(heads), position]), position // width, position % width
+    largest = flat[np.arange(heads), position].clip(min=0)
+    return np.sqrt(largest), position // width, position % width
 
 
 def _fill(state: _Swept, keep: int) -> _Integers:

@@ -1,6 +1,7 @@
 """Child process: the compressed model against the original with the dropped channels zeroed.
 
-On a CPU the reference backend runs both; the last line printed is JSON.
+The reference backend runs both in float32 on the CPU, one after the other, so that no more than one
+is in memory; the last line printed is JSON.
 """
 
 from __future__ import annotations
@@ -22,37 +23,36 @@ from compressor.architectures.registry import find_architecture
 from compressor.artifacts import Selection
 from compressor.checkpoint.config_file import CONFIG_FILE, read_config
 from compressor.evaluation.language_modelling import next_token_logits
-from compressor.loading import load_model, resolve_dtype
+from compressor.loading import load_model
+from compressor.verification.stock_load import generation_facts
 
-TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 3e-2}
-"""Largest ||a - b|| / ||b|| of the logits that rounding explains, by compute dtype."""
+CPU = torch.device("cpu")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--original", type=Path, required=True)
+    parser.add_argument("--original", type=Path, help="left out: only the compressed model runs")
     parser.add_argument("--tokens", type=Path, required=True, help="JSON list of token ids")
     parser.add_argument("--scaled", action="store_true", help="the exported norm epsilon was multiplied by d_k / k")
-    parser.add_argument("--device", required=True)
     arguments = parser.parse_args()
     tokens = torch.tensor(json.loads(arguments.tokens.read_text()), dtype=torch.int64)
-    device = torch.device(arguments.device)
-    raw_config = read_config(arguments.original / CONFIG_FILE)
+    expected = None
+    if arguments.original is not None:
+        expected = _expected_logits(arguments.original, arguments.folder, arguments.scaled, tokens)
+    raw_config = read_config(arguments.folder / CONFIG_FILE)
     architecture = find_architecture(raw_config["model_type"])
-    dtype = _exact_dtype(architecture, device)
-    compressed = load_model(architecture, arguments.folder, read_config(arguments.folder / CONFIG_FILE), dtype, device)
-    original = load_model(architecture, arguments.original, raw_config, dtype, device)
-    selection = Selection.from_json(json.loads((arguments.folder / "selection.json").read_text()))
-    expected = masked_logits(architecture, original, selection, arguments.scaled, tokens)
-    error = relative_error(next_token_logits(compressed, tokens), expected)
-    generated = compressed.generate(tokens[None, :16].to(device), max_new_tokens=8, min_new_tokens=8, do_sample=False)
-    result = {
-        "relative_error": error,
-        "tolerance": TOLERANCE[dtype],
-        "generated_tokens": int(generated.shape[1]) - len(tokens[:16]),
-    }
-    print(json.dumps(result))
+    compressed = load_model(architecture, arguments.folder, raw_config, torch.float32, CPU)
+    error = None if expected is None else relative_error(next_token_logits(compressed, tokens), expected)
+    print(json.dumps({"relative_error": error, **generation_facts(compressed, tokens[:16])}))
+
+
+def _expected_logits(original_folder: Path, folder: Path, scaled: bool, tokens: Tensor) -> Tensor:
+    raw_config = read_config(original_folder / CONFIG_FILE)
+    architecture = find_architecture(raw_config["model_type"])
+    original = load_model(architecture, original_folder, raw_config, torch.float32, CPU)
+    selection = Selection.from_json(json.loads((folder / "selection.json").read_text()))
+    return masked_logits(architecture, original, selection, scaled, tokens)
 
 
 def masked_logits(
@@ -88,11 +88,6 @@ def relative_error(actual: Tensor, expected: Tensor) -> float:
     """||actual - expected|| / ||expected|| in float64; infinite when either is not finite."""
     difference = float((actual.double() - expected.double()).norm() / expected.double().norm())
     return difference if math.isfinite(difference) else math.inf
-
-
-def _exact_dtype(architecture: Architecture, device: torch.device) -> torch.dtype:
-    takes_float32 = device.type == "cpu" or architecture.kernels_take_float32
-    return resolve_dtype("float32" if takes_float32 else "bfloat16", device, architecture)
 
 
 if __name__ == "__main__":

@@ -62,5 +62,7 @@ def _find_original(
             raise
         return None, f"not checked against the original, which was not found ({error}); name it with --original"
     if sha256 != compression["base_sha256"]:
-        raise RequestError(f"the weights of {named} are not those that {folder} was cut from; give the right --original.")
+        raise RequestError(
+            f"the weights of {named} are not those that {folder} was cut from; give the right --original."
+        )
     return Original(model.path, recipe.selection.norm_epsilon == "scaled"), None

@@ -19,7 +19,9 @@ from tests.families import SUPPORTED_VARIANTS, TinyCheckpoint, tiny_checkpoint, 
 
 
 def run(tiny: TinyCheckpoint, token_batches: list[TokenBatch]) -> Tensor:
-    statistics = calibrate(tiny.architecture, tiny.model, tiny.mixers, token_batches, None, lambda progress, tokens: None)
+    statistics = calibrate(
+        tiny.architecture, tiny.model, tiny.mixers, token_batches, None, lambda progress, tokens: None
+    )
     assert statistics.tokens == sum(batch.num_tokens for batch in token_batches)
     return torch.stack([statistics.gram_q, statistics.gram_k])
 
@@ -86,7 +88,9 @@ def test_every_layer_is_captured_before_normalisation(name: str, length: int, tm
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("name", ["gated_deltanet", "delta_net", "delta_net_sum_norm", "gated_deltanet_hybrid", "q35", "qw"])
+@pytest.mark.parametrize(
+    "name", ["gated_deltanet", "delta_net", "delta_net_sum_norm", "gated_deltanet_hybrid", "q35", "qw"]
+)
 def test_padding_enters_no_statistic(name: str, side: str, tmp_path: Path) -> None:
     tiny = tiny_checkpoint(name, tmp_path)
     sequences = [tiny_tokens(length, seed=length) for length in (90, 35, 70)]

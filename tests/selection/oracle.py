@@ -29,7 +29,7 @@ def exchange_factors(matrix: Matrix, kept: list[int]) -> Matrix:
 def blocks(matrix: Matrix, kept: list[int]) -> tuple[Matrix, Matrix, Matrix]:
     """R11, R12, R22 of the QR of the kept columns, then the dropped ones."""
     dropped = [column for column in range(matrix.shape[1]) if column not in kept]
-    triangle = np.linalg.qr(matrix[:, kept + dropped], mode="r")
+    triangle = np.linalg.qr(matrix[:, kept + dropped]).R
     k = len(kept)
     return triangle[:k, :k], triangle[:k, k:], triangle[k:, k:]
 

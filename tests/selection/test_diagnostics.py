@@ -41,6 +41,15 @@ def test_dependent_columns_have_infinite_rho_unless_they_are_only_fill() -> None
     assert int(leading.numerical_rank) == 2
 
 
+@pytest.mark.parametrize(("distance", "rank"), [(1e-5, 2), (1e-7, 1)])
+def test_columns_closer_than_the_rank_tolerance_are_dependent(distance: float, rank: int) -> None:
+    matrix = torch.eye(3, dtype=torch.float64)
+    matrix[:, 1] = matrix[:, 0] + distance * matrix[:, 1]
+    diagnostics = diagnose(gram(matrix)[None], torch.tensor([[0, 1]]))
+    assert int(diagnostics.numerical_rank) == rank
+    assert bool(diagnostics.max_rho.isinf()) == (rank == 1)
+
+
 def test_dependent_columns_said_to_be_independent_have_infinite_rho() -> None:
     """A selector cannot pass off a singular choice."""
     matrix = torch.zeros(3, 4, dtype=torch.float64)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from compressor.errors import RequestError, RunError
-from compressor.selection.diagnostics import diagnose
-from compressor.selection.rrqr import certify, strong_rrqr
+from compressor.errors import RequestError
+from compressor.selection.rrqr import strong_rrqr
 from tests.selection import oracle
 from tests.selection.matrices import correlated, decaying, gaussian, graded, gram, kahan
 
@@ -104,15 +101,36 @@ def test_bounds_of_gu_and_eisenstat(name: str, f: float) -> None:
     assert (small <= sigma[keep : keep + len(small)] * growth + rounding).all()
 
 
-@pytest.mark.parametrize(("width", "sine", "keep"), [(16, 0.9, 15), (16, 0.9, 8), (60, 0.9, 59), (96, 0.95, 95)])
-def test_kahan_matrices_need_exchanges(width: int, sine: float, keep: int) -> None:
+KAHAN = [(16, 0.9, 15), (16, 0.9, 8), (60, 0.8, 59), (60, 0.9, 59), (96, 0.95, 95)]
+
+
+@pytest.mark.parametrize("f", [1.0, 1.5])
+@pytest.mark.parametrize(("width", "sine", "keep"), KAHAN)
+def test_kahan_matrices_need_exchanges(width: int, sine: float, keep: int, f: float) -> None:
     matrix = kahan(width, sine)
     pivoted = oracle.pivoted_columns(matrix.numpy(), keep)
-    kept, max_rho, swaps = select(matrix, keep, 1.5)
+    kept, max_rho, swaps = select(matrix, keep, f)
     assert pivoted == list(range(keep))
+    assert (kept, swaps) == oracle.strong_columns(matrix.numpy(), keep, f)
     assert swaps > 0
-    assert max_rho <= 1.5
+    assert max_rho <= f
     assert oracle.log_volume(matrix.numpy(), kept) > oracle.log_volume(matrix.numpy(), pivoted) + np.log(1.5)
+
+
+@pytest.mark.parametrize("f", [1.0, 1.5])
+def test_pivoting_that_ends_in_a_singular_choice_is_corrected_on_the_way(f: float) -> None:
+    """Pivoting keeps the first 127 columns, whose Gram matrix is singular in float64; there are 127 that are not."""
+    matrix = kahan(128, 0.9)
+    choice = strong_rrqr(gram(matrix)[None], 127, f)
+    assert choice.diagnostics.numerical_rank.tolist() == [127]
+    assert oracle.dense_rho(matrix.numpy(), choice.indices[0].tolist()).max() <= f
+
+
+def test_many_exchanges_agree_with_dense_strong_qr() -> None:
+    matrix = decaying(256, 4, 0)
+    kept, _, swaps = select(matrix, 128, 1.0)
+    assert (kept, swaps) == oracle.strong_columns(matrix.numpy(), 128, 1.0)
+    assert swaps > 20
 
 
 @pytest.mark.parametrize("exponent", [6, 8, 10, 12, 14, 16, 20])
@@ -143,6 +161,13 @@ def test_rank_below_keep_keeps_the_span_and_is_reported(rank: int) -> None:
     assert len(set(kept)) == 6
 
 
+def test_columns_in_the_span_are_equally_good_fill_and_the_lowest_are_taken() -> None:
+    first = gaussian(40, 3, 1)
+    matrix = torch.cat([first @ gaussian(3, 9, 2), 100 * first], dim=1)
+    choice = strong_rrqr(gram(matrix)[None], 6, 1.5)
+    assert choice.indices[0].tolist() == [0, 1, 2, 9, 10, 11]
+
+
 @pytest.mark.parametrize(("keep", "expected"), [(1, [0]), (2, [0, 3]), (3, [0, 2, 3]), (4, [0, 1, 2, 3])])
 def test_columns_that_lack_are_filled_by_residual_norm_then_index(keep: int, expected: list[int]) -> None:
     matrix = torch.diag(torch.tensor([1.0, 0.0, 1e-7, 4e-7, 0.0], dtype=torch.float64))
@@ -150,6 +175,18 @@ def test_columns_that_lack_are_filled_by_residual_norm_then_index(keep: int, exp
     assert choice.indices[0].tolist() == expected
     assert int(choice.diagnostics.numerical_rank) == 1
     assert float(choice.diagnostics.max_rho) == pytest.approx(4e-7)
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("f", [1.0, 1.5])
+def test_gram_matrix_that_rounding_made_indefinite_gets_a_choice(seed: int, f: float) -> None:
+    """Products in float32 of dependent columns leave eigenvalues of about -1e-7 of the largest."""
+    matrix = (gaussian(60, 5, seed) @ gaussian(5, 24, seed + 1)).float()
+    rounded = gram(matrix).double()
+    assert torch.linalg.eigvalsh(rounded)[0] < 0
+    choice = strong_rrqr(rounded[None], 12, f)
+    assert float(choice.diagnostics.max_rho) <= f * (1 + 1e-3)
+    assert set(oracle.pivoted_columns(matrix.double().numpy(), 1)) <= set(choice.indices[0].tolist())
 
 
 def test_dead_head_gets_the_first_channels() -> None:
@@ -179,69 +216,6 @@ def test_keeping_every_channel(matrix: Tensor) -> None:
     assert choice.indices[0].tolist() == list(range(12))
     assert float(choice.diagnostics.max_rho) == 0
     assert float(choice.diagnostics.retained_energy) == 1
-
-
-def mixed_heads() -> Tensor:
-    """70 heads of all kinds: more than are worked on together."""
-    kinds = [
-        correlated(60, 16, 1),
-        decaying(16, 4, 2),
-        decaying(16, 14, 3),
-        kahan(16, 0.9),
-        kahan(16, 0.4),
-        gaussian(40, 3, 4) @ gaussian(3, 16, 5),
-        torch.zeros(4, 16, dtype=torch.float64),
-    ]
-    return torch.stack([gram(kind * (1 + index)) for index in range(10) for kind in kinds])
-
-
-@pytest.mark.parametrize("f", [1.0, 1.5])
-def test_a_head_does_not_depend_on_the_heads_beside_it(f: float) -> None:
-    grams = mixed_heads()
-    together = strong_rrqr(grams, 11, f)
-    for head in range(len(grams)):
-        alone = strong_rrqr(grams[head : head + 1], 11, f)
-        assert torch.equal(alone.indices[0], together.indices[head])
-        for field in fields(alone.diagnostics):
-            torch.testing.assert_close(
-                getattr(alone.diagnostics, field.name)[0], getattr(together.diagnostics, field.name)[head]
-            )
-
-
-def test_the_same_input_gives_the_same_choice() -> None:
-    grams = mixed_heads()
-    first, second = strong_rrqr(grams, 8, 1.0), strong_rrqr(grams.clone(), 8, 1.0)
-    assert torch.equal(first.indices, second.indices)
-    assert torch.equal(first.diagnostics.max_rho, second.diagnostics.max_rho)
-
-
-def test_input_is_left_as_it_was() -> None:
-    grams = mixed_heads()
-    before = grams.clone()
-    strong_rrqr(grams, 8, 1.0)
-    assert torch.equal(grams, before)
-
-
-def test_certificate_fails_for_a_tampered_choice() -> None:
-    matrices = torch.stack([correlated(40, 12, seed) for seed in range(3)])
-    choice = strong_rrqr(gram(matrices), 6, 1.5)
-    order = oracle.pivoted_columns(matrices[1].numpy(), 12)
-    choice.indices[1] = torch.tensor(sorted(order[6:]))
-    max_rho = diagnose(gram(matrices), choice.indices).max_rho
-    truth = oracle.exchange_factors(matrices[1].numpy(), choice.indices[1].tolist()).max()
-    assert float(max_rho[1]) == pytest.approx(truth, rel=1e-9)
-    assert truth > 1.5
-    with pytest.raises(RunError) as caught:
-        certify(max_rho, 1.5, torch.zeros(3, dtype=torch.float64))
-    assert str(caught.value) == (
-        f"Stacked head 1 has max rho = {truth:.9g} above f = 1.5 at the end of the strong rank-revealing QR; "
-        "choose a larger f or a smaller kept width."
-    )
-
-
-def test_certificate_takes_no_nan() -> None:
-    with pytest.raises(RunError, match="Stacked head 0 has max rho = nan"):
-        certify(torch.tensor([torch.nan]), 1.5, torch.zeros(1))
 
 
 @pytest.mark.parametrize("keep", [0, -1, 13])

@@ -43,6 +43,11 @@ def test_l1_keeps_the_largest_sums_and_the_lowest_of_ties(scoring: Scoring, keep
     assert float(choice.diagnostics.max_rho) == pytest.approx(rho)
 
 
+def test_l1_of_equal_channels_keeps_the_first() -> None:
+    choice = build_selector("l1", "qk", 1.5).select(statistics([1] * 100, [2] * 100), 30, generator(0))
+    assert choice.indices.tolist() == [list(range(30))]
+
+
 @pytest.mark.parametrize("scoring", ["qk", "k", "q"])
 def test_drrqr_reads_the_activations_that_scoring_names(scoring: Scoring) -> None:
     made = statistics([1] * 5, [1] * 5)
