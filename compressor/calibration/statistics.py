@@ -74,30 +74,28 @@ class GramAccumulator(RecurrenceTap):
 
     def _add(self, stream: int, layer: int, activations: Tensor) -> None:
         position = self._position[layer]
-        rows = _counted_rows(activations, self._mask)
-        self.tokens[stream, position] += rows.shape[0]
-        target = self.grams[stream, position]
-        for block in rows.split(TOKENS_PER_STEP):
-            target += gram(block)
+        by_head = _counted_by_head(activations, self._mask)
+        self.tokens[stream, position] += by_head.shape[1]
+        for block in by_head.split(TOKENS_PER_STEP, dim=1):
+            self.grams[stream, position] += gram(block)
 
 
 def gram(block: Tensor) -> Tensor:
-    """X^T X of each head: [n, H, d] -> float64 [H, d, d].
+    """X^T X of each head: [H, n, d] -> float64 [H, d, d].
 
     float64 throughout on a CPU. On a GPU, blocks of 512 rows are multiplied in float32 and summed
     in float64: products of half-precision activations are exact there, and float32 activations are
     multiplied in full float32.
     """
-    by_head = block.transpose(0, 1)
     if block.device.type == "cpu":
-        wide = by_head.double()
+        wide = block.double()
         return torch.bmm(wide.mT, wide)
-    num_heads, tokens, head_dim = by_head.shape
+    num_heads, tokens, head_dim = block.shape
     whole = tokens - tokens % TOKENS_PER_PRODUCT
-    pieces = by_head[:, :whole].reshape(-1, TOKENS_PER_PRODUCT, head_dim)
+    pieces = block[:, :whole].reshape(-1, TOKENS_PER_PRODUCT, head_dim)
     total = _product(pieces).unflatten(0, (num_heads, -1)).sum(1, dtype=torch.float64)
     if whole < tokens:
-        total += _product(by_head[:, whole:])
+        total += _product(block[:, whole:])
     return total
 
 
@@ -108,9 +106,12 @@ def _product(pieces: Tensor) -> Tensor:
     return torch.bmm(pieces.float().mT, pieces.float())
 
 
-def _counted_rows(activations: Tensor, mask: Tensor | None) -> Tensor:
-    """[B, T, H, d] -> [n, H, d] without padding; fla passes [1, n, H, d], padding already removed."""
-    rows = activations.flatten(0, 1)
-    if mask is None or rows.shape[0] == int(mask.sum()):
-        return rows
-    return rows[mask.flatten().to(rows.device)]
+def _counted_by_head(activations: Tensor, mask: Tensor | None) -> Tensor:
+    """[B, T, H, d] -> [H, n, d] without padding; fla passes [1, n, H, d], padding already removed.
+
+    The heads come first in one copy, whatever the memory layout of the activations is.
+    """
+    by_head = activations.permute(2, 0, 1, 3).flatten(1, 2)
+    if mask is None or by_head.shape[1] == int(mask.sum()):
+        return by_head
+    return by_head[:, mask.flatten().to(by_head.device)]

@@ -150,8 +150,8 @@ def test_a_layer_that_is_not_captured_is_an_error(tmp_path: Path) -> None:
 
 
 def test_gram_of_half_precision_is_summed_in_float64() -> None:
-    block = torch.randn(300, 3, 8, generator=torch.Generator().manual_seed(0)).bfloat16()
-    expected = torch.einsum("nhd,nhe->hde", block.double(), block.double())
+    block = torch.randn(3, 300, 8, generator=torch.Generator().manual_seed(0)).bfloat16()
+    expected = torch.einsum("hnd,hne->hde", block.double(), block.double())
     assert gram(block).dtype == torch.float64
     torch.testing.assert_close(gram(block), expected, rtol=1e-14, atol=0)
 
