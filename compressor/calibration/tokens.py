@@ -78,10 +78,7 @@ def pack_tokens(
     With `held_out_source`, held-out sequences are the first ones of that source instead.
 
     Memory grows with the pool, not with the source. The same arguments give the same tokens.
-
-    Args:
-        vocab_size: number of embeddings of the model.
-        minimum_tokens: fewest calibration tokens that make sense, 10 x d_k.
+    `vocab_size` is the model's number of embeddings, `minimum_tokens` the fewest tokens that make sense.
 
     Raises:
         RequestError: fewer than `minimum_tokens` tokens, a source or tokenizer that gives none, a token
@@ -89,22 +86,15 @@ def pack_tokens(
         RunError: a Hub data set broke off.
     """
     requested = samples * sequence_length
-    if requested < minimum_tokens:
-        raise RequestError(
-            f"{samples:,} calibration samples of {sequence_length:,} tokens are {requested:,} tokens and at least "
-            f"{minimum_tokens:,} are needed; raise --calibration-samples or --sequence-length."
-        )
+    asked = f"{samples:,} calibration samples of {sequence_length:,} tokens are"
+    _refuse_few(requested, minimum_tokens, asked, "raise --calibration-samples or --sequence-length")
     encoder = DocumentEncoder(tokenizer, vocab_size)
     reserved = 0 if held_out_source else held_out_samples
     pool = _read(stream, encoder, (POOL_FACTOR * samples + reserved) * sequence_length)
     problems = [*stream.problems(), *encoder.problems()]
     calibration, held_out = _split(pool.ids.split(sequence_length), sequence_length, samples, reserved, seed)
     tokens = sum(len(sequence) for sequence in calibration)
-    if tokens < minimum_tokens:
-        raise RequestError(
-            f"the calibration source {stream.source.name} has {tokens:,} tokens and at least {minimum_tokens:,} are "
-            "needed; use a longer text."
-        )
+    _refuse_few(tokens, minimum_tokens, f"the calibration source {stream.source.name} has", "use a longer text")
     if tokens < requested:
         problems.append(
             f"the calibration source {stream.source.name} has {tokens:,} tokens of the {requested:,} asked for "
@@ -122,6 +112,11 @@ def pack_tokens(
         sha256=token_sha256(calibration),
         problems=tuple(problems),
     )
+
+
+def _refuse_few(tokens: int, minimum_tokens: int, what_has_them: str, remedy: str) -> None:
+    if tokens < minimum_tokens:
+        raise RequestError(f"{what_has_them} {tokens:,} tokens and at least {minimum_tokens:,} are needed; {remedy}.")
 
 
 def token_sha256(sequences: Sequence[Tensor]) -> str:

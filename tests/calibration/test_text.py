@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-import tracemalloc
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 import pyarrow as pa
@@ -27,12 +24,6 @@ MIXED_ROWS = '{"text":"one"}\n{"text":null}\n{"id":3}\n{"text":"four","extra":{"
 def text_of(document: Document) -> str:
     assert isinstance(document, TextDocument)
     return "".join(document.chunks)
-
-
-def chunks(documents: Iterable[Document]) -> Iterator[str]:
-    for document in documents:
-        assert isinstance(document, TextDocument)
-        yield from document.chunks
 
 
 def texts(documents: Iterable[Document]) -> list[str]:
@@ -275,42 +266,3 @@ def test_demo_is_the_bundled_text_split_into_documents() -> None:
     assert held_out is not None
     assert {*texts(open_documents(held_out))}.isdisjoint(documents)
     assert held_out_source(TextSource("books.txt")) is None
-
-
-WORD = "woérd "
-
-
-@pytest.mark.parametrize("suffix", [".txt", ".jsonl"])
-def test_memory_does_not_grow_with_a_file_of_20_mb(tmp_path: Path, suffix: str) -> None:
-    path = tmp_path / f"long{suffix}"
-    if suffix == ".txt":
-        path.write_bytes(WORD.encode() * 3_000_000)  # one line
-    else:
-        path.write_bytes(b'{"text":"%b"}\n' % (WORD.encode() * 50) * 60_000)
-    assert path.stat().st_size > 20_000_000
-    tracemalloc.start()
-    characters = sum(len(chunk) for chunk in chunks(open_documents(source(path))))
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert characters == 18_000_000
-    assert peak < 2_000_000
-
-
-def test_memory_does_not_grow_with_a_row_group_of_24_mb(tmp_path: Path) -> None:
-    path = tmp_path / "rows.parquet"
-    table = pa.table({"text": [f"{row:06}" + WORD * 200 for row in range(20_000)]})
-    pq.write_table(table, path, compression="none", use_dictionary=False)
-    assert pq.read_metadata(path).row_group(0).total_byte_size > 24_000_000
-    # Arrow's statistics are of the whole process and never fall, hence a process of its own.
-    code = (
-        "import pyarrow, sys; from compressor.calibration.text import *; "
-        "stream = open_documents(TextSource(sys.argv[1])); "
-        "print(sum(len(chunk) for document in stream for chunk in document.chunks)); "
-        "print(pyarrow.default_memory_pool().max_memory())"
-    )
-    child = subprocess.run(
-        [sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True, cwd=ROOT
-    )
-    characters, peak = map(int, child.stdout.split())
-    assert characters == 24_120_000
-    assert 0 < peak < 8_000_000
