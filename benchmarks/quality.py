@@ -7,11 +7,16 @@ For each model folder of a supported family: methods drrqr, random, l1; ratios 0
 norm epsilon kept and scaled. Every cut is exported, reloaded with the stock class and measured on
 windows of `--window` tokens of three texts, where the original runs too. KL is
 KL(original || cut) in nats a token, the mean over the texts.
+
+    python -m benchmarks.quality --results docs/results/quality.json --figure docs/quality.png
+
+prints and draws results again.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import tempfile
 from collections.abc import Iterator
@@ -59,10 +64,9 @@ class Cell:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", type=Path, required=True, help="folder of model folders")
-    parser.add_argument(
-        "--text", type=Path, required=True, help="folder of test_prose.txt, test_docs.txt, test_code.txt"
-    )
+    parser.add_argument("--results", type=Path, nargs="*", help="print and draw these result files; measure nothing")
+    parser.add_argument("--models", type=Path, help="folder of model folders")
+    parser.add_argument("--text", type=Path, help="folder of test_prose.txt, test_docs.txt, test_code.txt")
     parser.add_argument("--calibration", default="demo", help="text to calibrate on, from the training split")
     parser.add_argument("--samples", type=int, default=64)
     parser.add_argument("--windows", type=int, default=64)
@@ -73,6 +77,18 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     parser.add_argument("--figure", type=Path)
     arguments = parser.parse_args()
+    cells = stored_cells(arguments.results) if arguments.results else measure(arguments)
+    print_table(cells)
+    if arguments.figure is not None:
+        draw(cells, arguments.figure)
+
+
+def stored_cells(files: list[Path]) -> list[Cell]:
+    return [Cell(**cell) for file in files for cell in json.loads(file.read_text())["cells"]]
+
+
+def measure(arguments: argparse.Namespace) -> list[Cell]:
+    """Every model of a supported family; results are written after each."""
     cells: list[Cell] = []
     for folder in sorted(path for path in arguments.models.iterdir() if (path / CONFIG_FILE).exists()):
         if arguments.only and folder.name not in arguments.only:
@@ -84,9 +100,7 @@ def main() -> None:
             continue
         cells += measure_model(source, arguments)
         write_result(arguments.output, {"settings": _settings(arguments), "cells": [asdict(cell) for cell in cells]})
-    print_table(cells)
-    if arguments.figure is not None:
-        draw(cells, arguments.figure)
+    return cells
 
 
 def measure_model(source: Source, arguments: argparse.Namespace) -> list[Cell]:
