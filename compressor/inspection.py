@@ -10,7 +10,6 @@ from compressor.architectures.engines import EngineAnswer, engine_answers
 from compressor.errors import RequestError
 from compressor.preparation import (
     ConfiguredModel,
-    Source,
     convolution_state_bytes,
     open_model,
     open_source,
@@ -53,33 +52,39 @@ class Inspection:
 
 
 def inspect_model(model: str | None, revision: str | None = None) -> Inspection:
-    """Read config and headers of `model` (a folder or Hub id; None is the bundled one).
+    """Read the config of `model` (a folder or Hub id; None is the bundled one), and a local folder's headers.
+
+    Weights of a Hub model are not downloaded for it.
 
     Raises:
         RequestError: as for a run of `compress`.
     """
     configured = open_model(model, revision)
-    source = open_source(configured)
-    first = source.mixers[0]
+    local = configured.folder.revision is None
+    notes = open_source(configured).checkpoint.notes if local else ("the weights were not looked at",)
+    mixers, architecture = configured.mixers, configured.architecture
+    first = mixers[0]
     refused = tuple(keep for keep in range(1, first.head_k_dim + 1) if not _expressible(configured, keep))
     return Inspection(
-        model=source.checkpoint.folder.name,
-        model_type=source.checkpoint.model_type,
-        architecture=source.architecture.display_name,
-        num_layers=source.config.get_text_config(decoder=True).num_hidden_layers,
+        model=configured.folder.name,
+        model_type=configured.raw_config["model_type"],
+        architecture=architecture.display_name,
+        num_layers=configured.config.get_text_config(decoder=True).num_hidden_layers,
         layers=tuple(
             LayerSummary(
                 mixer.layer, mixer.num_k_heads, mixer.num_v_heads, mixer.head_k_dim, mixer.head_v_dim,
                 state_bytes((mixer,), mixer.head_k_dim).before,
             )
-            for mixer in source.mixers
+            for mixer in mixers
         ),
-        state_bytes_per_sequence=state_bytes(source.mixers, first.head_k_dim).before,
-        convolution_state_bytes_per_sequence=convolution_state_bytes(source, first.head_k_dim).before,
-        norm_epsilon=source.architecture.norm_epsilon(source.config),
+        state_bytes_per_sequence=state_bytes(mixers, first.head_k_dim).before,
+        convolution_state_bytes_per_sequence=convolution_state_bytes(
+            mixers, configured.raw_config, first.head_k_dim
+        ).before,
+        norm_epsilon=architecture.norm_epsilon(configured.config),
         refused_widths=refused,
-        widths=tuple(_width(source, keep) for keep in _listed_widths(first.head_k_dim) if keep not in refused),
-        notes=source.checkpoint.notes,
+        widths=tuple(_width(configured, keep) for keep in _listed_widths(first.head_k_dim) if keep not in refused),
+        notes=notes,
     )  # fmt: skip
 
 
@@ -112,9 +117,9 @@ def _listed_widths(head_k_dim: int) -> list[int]:
     return list(range(head_k_dim, 0, -step))
 
 
-def _width(source: Source, keep: int) -> WidthSummary:
-    answers = engine_answers(source.architecture.needs_fla, keep, source.mixers[0].head_v_dim)
-    return WidthSummary(keep, state_bytes(source.mixers, keep).after, answers)
+def _width(configured: ConfiguredModel, keep: int) -> WidthSummary:
+    answers = engine_answers(configured.architecture.needs_fla, keep, configured.mixers[0].head_v_dim)
+    return WidthSummary(keep, state_bytes(configured.mixers, keep).after, answers)
 
 
 def _expressible(configured: ConfiguredModel, keep: int) -> bool:

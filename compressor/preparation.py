@@ -16,6 +16,7 @@ from compressor.architectures.engines import engine_warnings
 from compressor.architectures.registry import find_architecture
 from compressor.artifacts import Selection
 from compressor.checkpoint.checkpoint import Checkpoint, open_checkpoint, open_config
+from compressor.checkpoint.config_file import decoder_config
 from compressor.checkpoint.source import ModelFolder, fetch_weights, resolve_model
 from compressor.checkpoint.validation import compare_with_skeleton
 from compressor.demo import demo_model_path
@@ -30,7 +31,7 @@ STATE_ELEMENT_BYTES = 4
 """fla and vLLM keep the recurrent state in float32."""
 DEMO_NAME = "gdn-tiny"
 """What reports call the bundled model."""
-_ELEMENT_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+_ELEMENT_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
 
 @dataclass(frozen=True)
@@ -145,7 +146,7 @@ def plan_cut(source: Source, recipe: Recipe, keep: int) -> CutPlan:
         norm_epsilon=(before_epsilon, after_epsilon),
         key_dim=BeforeAfter(first.head_k_dim, keep),
         state_bytes=state_bytes(source.mixers, keep),
-        convolution_state_bytes=convolution_state_bytes(source, keep),
+        convolution_state_bytes=convolution_state_bytes(source.mixers, source.checkpoint.raw_config, keep),
         parameters=BeforeAfter(sum(math.prod(shape) for shape in source.shapes.values()), parameters),
         output_bytes=output_bytes,
         engine_warnings=engine_warnings(source.architecture.needs_fla, keep, first.head_v_dim),
@@ -159,20 +160,21 @@ def state_bytes(mixers: tuple[Mixer, ...], keep: int) -> BeforeAfter:
     return BeforeAfter(before, after)
 
 
-def convolution_state_bytes(source: Source, keep: int) -> BeforeAfter:
-    """Bytes of the convolution states of one sequence, in the dtype of the weights."""
+def convolution_state_bytes(mixers: tuple[Mixer, ...], raw_config: Mapping[str, Any], keep: int) -> BeforeAfter:
+    """Bytes of the convolution states of one sequence, in the dtype that the config names (float32 if none)."""
     before = after = 0
-    for mixer in source.mixers:
-        if mixer.convolution_width:
-            element = _ELEMENT_BYTES[_projection_dtype(source, mixer)] * mixer.convolution_size
-            before += mixer.convolution_width * element
-            after += (mixer.convolution_width - 2 * mixer.num_k_heads * (mixer.head_k_dim - keep)) * element
+    for mixer in mixers:
+        element = _config_element_bytes(raw_config) * mixer.convolution_size
+        dropped = 2 * mixer.num_k_heads * (mixer.head_k_dim - keep) if mixer.convolution_width else 0
+        before += mixer.convolution_width * element
+        after += (mixer.convolution_width - dropped) * element
     return BeforeAfter(before, after)
 
 
-def _projection_dtype(source: Source, mixer: Mixer) -> str:
-    names = (channel_map.tensor for channel_map in source.architecture.channel_maps(mixer))
-    return next(source.checkpoint.index.entries[name].dtype for name in names if name in source.shapes)
+def _config_element_bytes(raw_config: Mapping[str, Any]) -> int:
+    decoder = decoder_config(dict(raw_config))
+    named = (config.get(field) for config in (raw_config, decoder) for field in ("dtype", "torch_dtype"))
+    return next((_ELEMENT_BYTES[name] for name in named if name in _ELEMENT_BYTES), 4)
 
 
 def _sizes_after(source: Source, keep: int) -> tuple[int, int]:
