@@ -103,7 +103,7 @@ def _inspect(words: list[str]) -> int:
 
     console = Console()
     for part in inspection_tables(inspect_model(arguments.model, arguments.revision)):
-        console.print(part, highlight=False)
+        console.print(part, highlight=False, soft_wrap=isinstance(part, str))
     return 0
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rich.table import Table
 
-from compressor.architectures.engines import EngineAnswer, engine_answers
+from compressor.architectures.engines import EngineAnswer, Verdict, engine_answers
 from compressor.errors import RequestError
 from compressor.preparation import (
     ConfiguredModel,
@@ -15,6 +16,8 @@ from compressor.preparation import (
     open_source,
     state_bytes,
 )
+
+_SHORT: Mapping[Verdict, str] = {"runs": "yes", "needs a flag": "flag", "refused": "no"}
 
 
 @dataclass(frozen=True)
@@ -102,13 +105,15 @@ def inspection_tables(inspection: Inspection) -> list[Table | str]:
     for layer in inspection.layers:
         numbers = (layer.layer, layer.num_k_heads, layer.num_v_heads, layer.head_k_dim, layer.head_v_dim)
         layers.add_row(*(str(number) for number in numbers), f"{layer.state_bytes:,}")
-    engines = inspection.widths[0].engines
-    widths = Table("kept width", "state bytes", *(answer.engine for answer in engines))
+    states = Table("kept width", "state bytes of a sequence")
     for width in inspection.widths:
-        widths.add_row(str(width.keep), f"{width.state_bytes:,}", *(answer.verdict for answer in width.engines))
+        states.add_row(str(width.keep), f"{width.state_bytes:,}")
+    engines = Table("engine", *(str(width.keep) for width in inspection.widths))
+    for position, engine in enumerate(inspection.widths[0].engines):
+        engines.add_row(engine.engine, *(_SHORT[width.engines[position].verdict] for width in inspection.widths))
     refused = ", ".join(map(str, inspection.refused_widths)) or "none"
-    footnotes = [f"{answer.engine}: {answer.note} ({answer.evidence})" for answer in engines]
-    return ["\n".join(lines), layers, widths, f"widths that the config cannot express: {refused}", *footnotes]
+    footnotes = [f"{answer.engine}: {answer.note} ({answer.evidence})" for answer in inspection.widths[0].engines]
+    return ["\n".join(lines), layers, states, engines, f"widths that the config cannot express: {refused}", *footnotes]
 
 
 def _listed_widths(head_k_dim: int) -> list[int]:

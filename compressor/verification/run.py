@@ -65,6 +65,8 @@ def verify_folder(
         notes.append(
             "fla's kernels need a GPU: the stock load was proven, the forward pass ran on the reference backend"
         )
+    if stock["fla_softmax_layers"]:
+        notes.append("this model has softmax layers, for which fla needs flash-attn on a GPU")
     error = (stock if stock_generates else oracle)["generation_error"]
     if not error <= GENERATION_TOLERANCE:
         raise RunError(
