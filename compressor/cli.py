@@ -60,12 +60,9 @@ def _compress(words: list[str]) -> int:
             console.print(f"note: {note}", soft_wrap=True, highlight=False)
         console.print(f"nothing was written; the result would be {plan.output.path}", soft_wrap=True, highlight=False)
         return 0
-    from transformers.utils.logging import disable_progress_bar
-
     from compressor.pipeline import compress
     from compressor.reporting import result_table
 
-    disable_progress_bar()  # the stages have their own
     report = compress(recipe, options, console)
     console.print(result_table(report))
     console.print(f"result: {report.output_dir}", soft_wrap=True, highlight=False)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedModel
+from transformers.utils import logging
 
 from compressor.architectures.base import Architecture
 from compressor.checkpoint.validation import meta_model
@@ -55,7 +56,7 @@ def build_skeleton(architecture: Architecture, folder: Path, raw_config: dict[st
     architecture.import_stock_classes()
     if not torch.cuda.is_available():
         architecture.enable_cpu_backend()
-    with _no_advice_on_training():
+    with _quiet_construction():
         return meta_model(architecture.load_config(folder), architecture.model_class(raw_config))
 
 
@@ -70,7 +71,7 @@ def load_model(
     architecture.import_stock_classes()
     if device.type == "cpu":
         architecture.enable_cpu_backend()
-    with _no_advice_on_training():
+    with _quiet_construction():
         loaded: Any = architecture.model_class(raw_config).from_pretrained(
             folder, dtype=dtype, local_files_only=True, output_loading_info=True
         )
@@ -85,8 +86,14 @@ def load_model(
 
 
 @contextmanager
-def _no_advice_on_training() -> Iterator[None]:
-    """fla advises against models without short convolutions whenever it builds one; this one is trained already."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="ShortConvolution is crucial", category=UserWarning)
-        yield
+def _quiet_construction() -> Iterator[None]:
+    """Without transformers' bar, since stages have their own, and without fla's advice for models to be trained."""
+    bar = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="ShortConvolution is crucial", category=UserWarning)
+            yield
+    finally:
+        if bar:
+            logging.enable_progress_bar()
