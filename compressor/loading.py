@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -83,6 +84,13 @@ def load_model(
             )
     placed: PreTrainedModel = model.to(device).eval()
     return placed
+
+
+def release_memory(device: torch.device) -> None:
+    """Give memory of models that are no longer referenced back, for the processes that verification starts."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from rich.console import Console
 from transformers import PreTrainedModel
 
 from compressor.architectures.masking import ScaledOutput
-from compressor.artifacts import CalibrationProgress, CalibrationStatistics, ProgressFile, Selection, write_json
+from compressor.artifacts import CalibrationProgress, CalibrationStatistics, ProgressFile, write_json
 from compressor.calibration.norm_check import refuse_epsilon_near_other_norms
 from compressor.calibration.run import calibrate
 from compressor.calibration.tokens import PackedTokens, TokenBatch, batches
@@ -26,7 +26,7 @@ from compressor.export.disk import translate_write_errors
 from compressor.export.model_card import render_model_card
 from compressor.export.weights import parse_size
 from compressor.interruption import explained_interrupts
-from compressor.loading import load_model
+from compressor.loading import load_model, release_memory
 from compressor.planning import RunOptions, RunPlan, pack_plan_tokens, plan_run
 from compressor.progress import StageReporter
 from compressor.recipe import Recipe
@@ -89,6 +89,7 @@ def _run_locked(plan: RunPlan, options: RunOptions, reporter: StageReporter) -> 
             (folder / "recipe.yaml").write_text(plan.recipe.to_yaml(), encoding="utf-8")
         figures = _evaluate(plan, model, folder, tokens, reporter)
         del model
+        release_memory(plan.device)
         verification = _verify(plan, folder, tokens, reporter)
         facts = RunFacts(tokens, sha256, layers, smallest, figures, verification, reporter.seconds)
         report = build_report(plan, facts)
@@ -178,6 +179,3 @@ def _verify(plan: RunPlan, folder: Path, tokens: PackedTokens, reporter: StageRe
         report = verify_folder(folder, plan.source.architecture, plan.device, tokens.calibration[0].tolist(), original)
         advance(1)
     return report
-
-
-__all__ = ["RunOptions", "Selection", "compress"]

@@ -1,65 +1,91 @@
-"""What fla's delta-rule families share: separate projections, module paths, norms."""
+"""What fla's delta-rule families share: separate projections, module paths, norms, one epsilon field."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import nn
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
-from compressor.architectures.base import ChannelMap, Mixer, head_major_rows
+from compressor.architectures.base import Architecture, ChannelMap, Mixer, Stream, head_major_rows
 from compressor.errors import RequestError
+from compressor.reference.backend import enable_for_fla, import_fla
+
+_MAX_HEAD_K_DIM = 256
+_NORM_NAMES = frozenset({"attn_norm", "mlp_norm", "attn_res_norm", "mlp_res_norm", "res_norm", "norm"})
+_STREAMS: tuple[tuple[str, Stream], ...] = (("q", "query"), ("k", "key"))
 
 
-def load_fla_config(folder: Path) -> PretrainedConfig:
-    return AutoConfig.from_pretrained(folder, local_files_only=True)
+class FlaArchitecture(Architecture):
+    """The part that does not depend on the recurrence; families add widths, config fields and entry points."""
+
+    load_line: ClassVar[str] = "import fla"
+    needs_fla: ClassVar[bool] = True
+
+    def import_stock_classes(self) -> None:
+        import_fla()
+
+    def enable_cpu_backend(self) -> None:
+        enable_for_fla()
+
+    def load_config(self, folder: Path) -> PretrainedConfig:
+        self.import_stock_classes()
+        return AutoConfig.from_pretrained(folder, local_files_only=True)
+
+    def channel_maps(self, mixer: Mixer) -> tuple[ChannelMap, ...]:
+        """q_proj, k_proj and their short convolutions: head-major rows."""
+        rows = head_major_rows(mixer.num_k_heads, mixer.head_k_dim)
+        return tuple(
+            ChannelMap(f"{mixer.tensors}.{letter}_{module}.{parameter}", stream, rows, is_projection)
+            for letter, stream in _STREAMS
+            for module, parameter, is_projection in (
+                ("proj", "weight", True),
+                ("proj", "bias", False),
+                ("conv1d", "weight", False),
+                ("conv1d", "bias", False),
+            )
+        )
+
+    def refuse_unsupported(self, config: PretrainedConfig, tensor_names: Sequence[str]) -> None:
+        """Every variant that the stock classes can build is supported."""
+
+    def norm_epsilon(self, config: PretrainedConfig) -> float:
+        return float(config.norm_eps)
+
+    def norms_sharing_epsilon(self, model: PreTrainedModel) -> dict[str, nn.Module]:
+        """Block and final norms: all norms of the stack but the mixers' own."""
+        return {path: module for path, module in model.named_modules() if path.rsplit(".", 1)[-1] in _NORM_NAMES}
+
+    def decoder(self, model: PreTrainedModel) -> nn.Module:
+        return model.get_submodule("model")
 
 
-def attention_layers(config: PretrainedConfig) -> set[int]:
-    """Layers that `attn` of a fla hybrid gives to softmax attention."""
-    specification = config.attn
-    if specification is None:
-        return set()
+def linear_layers(config: PretrainedConfig) -> list[int]:
+    """Layers that `attn` of a hybrid does not give to softmax attention."""
+    specification = config.attn or []
     specifications = [specification] if isinstance(specification, Mapping) else specification
-    return {layer for one in specifications for layer in one["layers"]}
+    softmax = {layer for one in specifications for layer in one["layers"]}
+    return [layer for layer in range(config.num_hidden_layers) if layer not in softmax]
 
 
 def mixer_path(layer: int) -> str:
     return f"model.layers.{layer}.attn"
 
 
-def separate_projection_maps(mixer: Mixer) -> tuple[ChannelMap, ...]:
-    """q_proj, k_proj and their short convolutions: head-major rows."""
-    rows = head_major_rows(mixer.num_k_heads, mixer.head_k_dim)
-    maps = []
-    for letter, stream in (("q", "query"), ("k", "key")):
-        for module, is_projection in ((f"{letter}_proj", True), (f"{letter}_conv1d", False)):
-            for parameter in ("weight", "bias"):
-                name = f"{mixer.tensors}.{module}.{parameter}"
-                maps.append(ChannelMap(name, stream, rows, is_projection and parameter == "weight"))  # type: ignore[arg-type]
-    return tuple(maps)
+def with_norm_epsilon(raw_config: Mapping[str, Any], keep: int, norm_epsilon: float | None) -> dict[str, Any]:
+    """A copy of the config to write a kept width into.
 
-
-def norms_sharing_epsilon(model: PreTrainedModel) -> dict[str, nn.Module]:
-    """Block and final norms: all norms of the stack but the mixers' own."""
-    names = {"attn_norm", "mlp_norm", "attn_res_norm", "mlp_res_norm", "res_norm", "norm"}
-    return {path: module for path, module in model.named_modules() if path.rsplit(".", 1)[-1] in names}
-
-
-def refuse_width_over_256(keep: int) -> None:
-    if keep > 256:
-        raise RequestError(f"a key width of {keep} is over 256, the most that fla's kernels take; keep 256 or fewer.")
-
-
-def with_norm_epsilon(raw_config: Mapping[str, Any], norm_epsilon: float | None) -> dict[str, Any]:
+    Raises:
+        RequestError: fla's kernels do not take the width.
+    """
+    if keep > _MAX_HEAD_K_DIM:
+        raise RequestError(
+            f"a key width of {keep} is over {_MAX_HEAD_K_DIM}, the most that fla's kernels take; "
+            f"keep {_MAX_HEAD_K_DIM} or fewer."
+        )
     cut = dict(raw_config)
     if norm_epsilon is not None:
         cut["norm_eps"] = norm_epsilon
     return cut
-
-
-def layers_of(config: PretrainedConfig) -> Sequence[int]:
-    softmax = attention_layers(config)
-    return [layer for layer in range(config.num_hidden_layers) if layer not in softmax]

@@ -5,17 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any, ClassVar, final
 
-from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from compressor.architectures import fla_layout
-from compressor.architectures.base import Architecture, ChannelMap, Mixer, RecurrenceTap
+from compressor.architectures.base import Mixer, RecurrenceTap
+from compressor.architectures.fla_layout import FlaArchitecture, linear_layers, mixer_path, with_norm_epsilon
 from compressor.architectures.interception import EntryPoint, intercept
 from compressor.errors import RequestError
-from compressor.reference.backend import enable_for_fla, import_fla
 
 _ENTRY_POINTS = (
     EntryPoint("fla.layers.gated_deltanet", "chunk_gated_delta_rule"),
@@ -24,22 +21,10 @@ _ENTRY_POINTS = (
 
 
 @final
-class GatedDeltaNet(Architecture):
+class GatedDeltaNet(FlaArchitecture):
     model_types: ClassVar[tuple[str, ...]] = ("gated_deltanet",)
     display_name: ClassVar[str] = "Gated DeltaNet (fla)"
-    load_line: ClassVar[str] = "import fla"
-    needs_fla: ClassVar[bool] = True
     kernels_take_float32: ClassVar[bool] = True
-
-    def import_stock_classes(self) -> None:
-        import_fla()
-
-    def enable_cpu_backend(self) -> None:
-        enable_for_fla()
-
-    def load_config(self, folder: Path) -> PretrainedConfig:
-        self.import_stock_classes()
-        return fla_layout.load_fla_config(folder)
 
     def model_class(self, raw_config: Mapping[str, Any]) -> type[PreTrainedModel]:
         self.import_stock_classes()
@@ -54,8 +39,8 @@ class GatedDeltaNet(Architecture):
         return tuple(
             Mixer(
                 layer=layer,
-                module=fla_layout.mixer_path(layer),
-                tensors=fla_layout.mixer_path(layer),
+                module=mixer_path(layer),
+                tensors=mixer_path(layer),
                 num_k_heads=config.num_heads,
                 num_v_heads=num_v_heads,
                 head_k_dim=config.head_dim,
@@ -63,39 +48,23 @@ class GatedDeltaNet(Architecture):
                 convolution_width=2 * key_width + value_width if config.use_short_conv else 0,
                 convolution_size=config.conv_size,
             )
-            for layer in fla_layout.layers_of(config)
+            for layer in linear_layers(config)
         )
-
-    def channel_maps(self, mixer: Mixer) -> tuple[ChannelMap, ...]:
-        return fla_layout.separate_projection_maps(mixer)
-
-    def refuse_unsupported(self, config: PretrainedConfig, tensor_names: Sequence[str]) -> None:
-        """Every variant that the stock class can build is supported."""
 
     def cut_config(
         self, raw_config: Mapping[str, Any], config: PretrainedConfig, keep: int, norm_epsilon: float | None
     ) -> dict[str, Any]:
-        fla_layout.refuse_width_over_256(keep)
         head_v_dim = int(config.head_dim * config.expand_v)
-        cut = fla_layout.with_norm_epsilon(raw_config, norm_epsilon)
+        cut = with_norm_epsilon(raw_config, keep, norm_epsilon)
         if keep != config.head_dim:
             cut["head_dim"] = keep
             cut["expand_v"] = expansion_for(keep, head_v_dim)
         return cut
 
-    def norm_epsilon(self, config: PretrainedConfig) -> float:
-        return float(config.norm_eps)
-
-    def norms_sharing_epsilon(self, model: PreTrainedModel) -> dict[str, nn.Module]:
-        return fla_layout.norms_sharing_epsilon(model)
-
     def tapped(
         self, model: PreTrainedModel, mixers: Sequence[Mixer], tap: RecurrenceTap
     ) -> AbstractContextManager[None]:
         return intercept(model, mixers, _ENTRY_POINTS, tap)
-
-    def decoder(self, model: PreTrainedModel) -> nn.Module:
-        return model.get_submodule("model")
 
 
 def expansion_for(head_k_dim: int, head_v_dim: int) -> float:
