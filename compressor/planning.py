@@ -78,7 +78,7 @@ def plan_run(recipe: Recipe, options: RunOptions) -> RunPlan:
     refuse_too_little_space(output.path, cut.output_bytes)
     resolved = recipe.model_copy(
         update={
-            "revision": configured.folder.revision if recipe.revision else None,
+            "revision": configured.folder.revision,
             "output_dir": output_dir,
             "runtime": recipe.runtime.model_copy(
                 update={"device": str(device), "dtype": str(dtype).removeprefix("torch.")}
