@@ -7,6 +7,8 @@ from pathlib import Path
 
 # Read by huggingface_hub when it is first imported. A test that needs the network asks for it in a child process.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# Tiny models gain nothing from a second thread, and lose minutes to it where another process holds a core.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch
