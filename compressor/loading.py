@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
@@ -84,6 +85,38 @@ def load_model(
             )
     placed: PreTrainedModel = model.to(device).eval()
     return placed
+
+
+_STOCK_ERRORS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    OSError,
+    RuntimeError,
+    StrictDataclassError,
+    TypeError,
+    ValueError,
+)
+"""What configs with impossible values make the stock classes raise."""
+
+
+@contextmanager
+def refused_by_stock_classes(folder: Path) -> Iterator[None]:
+    """Turn the stock classes' objections to a config into one sentence.
+
+    Raises:
+        RequestError: they cannot read the config or build a model from it.
+    """
+    try:
+        yield
+    except _STOCK_ERRORS as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise RequestError(
+            f"the stock classes make no model from {folder / 'config.json'} ({reason[:300]}); "
+            "use the config.json that belongs to these weights."
+        ) from error
 
 
 def release_memory(device: torch.device) -> None:

@@ -114,7 +114,7 @@ def _text_source(request: CalibrationSection) -> TextSource:
 
 def _refuse_too_long(sequence_length: int, config: PretrainedConfig) -> None:
     limit = config.max_position_embeddings
-    if limit is not None and sequence_length > limit:
+    if isinstance(limit, int) and sequence_length > limit:
         raise RequestError(
             f"--sequence-length {sequence_length} is over the model's {limit} positions; use {limit} or fewer."
         )

@@ -21,10 +21,10 @@ from compressor.checkpoint.source import ModelFolder, fetch_weights, resolve_mod
 from compressor.checkpoint.validation import compare_with_skeleton
 from compressor.demo import demo_model_path
 from compressor.errors import RequestError
-from compressor.loading import build_skeleton
+from compressor.loading import build_skeleton, refused_by_stock_classes
 from compressor.recipe import Recipe, SelectionSection
 from compressor.report import BeforeAfter
-from compressor.surgery import plan_cuts
+from compressor.surgery import plan_cuts, present_maps
 from compressor.width import kept_width
 
 STATE_ELEMENT_BYTES = 4
@@ -88,8 +88,10 @@ def open_model(model: str | None, revision: str | None) -> ConfiguredModel:
     folder = _demo_folder() if model is None else resolve_model(model, revision)
     raw_config = open_config(folder)
     architecture = find_architecture(raw_config["model_type"])
-    config = architecture.load_config(folder.path)
-    mixers = architecture.mixers(config, ())
+    with refused_by_stock_classes(folder.path):
+        config = architecture.load_config(folder.path)
+        mixers = architecture.mixers(config, ())
+        architecture.norm_epsilon(config)
     if not mixers:
         raise RequestError(
             f"this {raw_config['model_type']} checkpoint has no linear-attention layer: nothing to prune."
@@ -112,9 +114,22 @@ def open_source(configured: ConfiguredModel) -> Source:
     architecture = configured.architecture
     names = list(checkpoint.index.entries)
     architecture.refuse_unsupported(configured.config, names)
-    skeleton = build_skeleton(architecture, checkpoint.folder.path, dict(configured.raw_config))
+    mixers = architecture.mixers(configured.config, names)
+    _refuse_absent_layers(architecture, mixers, checkpoint)
+    with refused_by_stock_classes(checkpoint.folder.path):
+        skeleton = build_skeleton(architecture, checkpoint.folder.path, dict(configured.raw_config))
     compare_with_skeleton(checkpoint.index, skeleton)
-    return Source(checkpoint, architecture, configured.config, architecture.mixers(configured.config, names))
+    return Source(checkpoint, architecture, configured.config, mixers)
+
+
+def _refuse_absent_layers(architecture: Architecture, mixers: tuple[Mixer, ...], checkpoint: Checkpoint) -> None:
+    """Before the stock model is built: a config may speak of a million layers."""
+    for mixer in mixers:
+        if not present_maps(architecture, mixer, checkpoint.index.entries):
+            raise RequestError(
+                f"config.json says that layer {mixer.layer} is a linear-attention layer, and the weight files have no "
+                f"tensor {architecture.channel_maps(mixer)[0].tensor}; use weights and config of one model."
+            )
 
 
 def choose_width(configured: ConfiguredModel, selection: SelectionSection) -> int:

@@ -193,3 +193,30 @@ def test_inspect(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_debug_shows_the_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(tmp_path), "--ratio", "0.5", "--debug"]) == 2
     assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "fragment"),
+    [
+        ("gated_deltanet", {"head_dim": "16"}, "the stock classes make no model from"),
+        ("gated_deltanet", {"head_dim": -16}, "head_k_dim = -16; it must be a whole number of at least 1"),
+        ("gated_deltanet", {"num_heads": 0}, "num_k_heads = 0; it must be a whole number of at least 1"),
+        ("gated_deltanet", {"num_heads": None}, "the stock classes make no model from"),
+        ("gated_deltanet", {"norm_eps": "small"}, "the stock classes make no model from"),
+        ("gated_deltanet", {"expand_v": 1.01}, "does not produce an integer value"),
+        ("gated_deltanet", {"num_v_heads": 3}, "3 value heads for 2 key heads"),
+        ("gated_deltanet", {"num_hidden_layers": 100_000}, "no tensor model.layers.2.attn.q_proj.weight"),
+        ("gated_deltanet", {"hidden_size": 64}, "config says hidden size 64"),
+        ("delta_net", {"num_heads": 5}, "the stock classes make no model from"),
+        ("q35", {"linear_key_head_dim": "16"}, "expected int, got str"),
+        ("q35", {"layer_types": ["x"] * 4}, "layer_types"),
+        ("q35", {"linear_num_value_heads": 3}, "3 value heads for 2 key heads"),
+    ],
+)
+def test_configs_that_describe_no_model(
+    name: str, changes: dict[str, object], fragment: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = make_source(name, tmp_path / "model")
+    edit_config(folder, changes)
+    words = [str(folder), "--ratio", "0.5", "--calibration", str(make_text(tmp_path)), *FAST]
+    refused(capsys, words, fragment)

@@ -19,6 +19,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
+from compressor.errors import RequestError
+
 Stream = Literal["query", "key"]
 
 
@@ -39,6 +41,20 @@ class Mixer:
     head_v_dim: int
     convolution_width: int
     convolution_size: int
+
+    def __post_init__(self) -> None:
+        """Raises RequestError where the config's numbers make no mixer."""
+        for name in ("num_k_heads", "num_v_heads", "head_k_dim", "head_v_dim"):
+            value = vars(self)[name]
+            if type(value) is not int or value < 1:
+                raise RequestError(
+                    f"config.json gives layer {self.layer} {name} = {value!r}; it must be a whole number of at least 1."
+                )
+        if self.num_v_heads % self.num_k_heads:
+            raise RequestError(
+                f"config.json gives layer {self.layer} {self.num_v_heads} value heads for {self.num_k_heads} key "
+                "heads; each key head must serve as many value heads as the others."
+            )
 
     @property
     def state_elements(self) -> int:
