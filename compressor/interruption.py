@@ -29,7 +29,9 @@ def explained_interrupts(output: Path) -> Iterator[None]:
         try:
             yield
         except (KeyboardInterrupt, SystemExit) as stop:
-            code = stop.code if isinstance(stop, SystemExit) and isinstance(stop.code, int) else 130
+            code = stop.code if isinstance(stop, SystemExit) else 130
+            if not isinstance(code, int) or code <= 128:
+                raise  # not a signal: the reader of the output went away, say
             raise InterruptedRunError(
                 f"interrupted: {output} was not written; give --resume to go on with the calibration done so far.", code
             ) from None

@@ -80,7 +80,7 @@ class CalibrationSection(_Section):
 class RuntimeSection(_Section):
     """Where and how the model runs while it is measured."""
 
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, le=2**63 - 1)
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """auto: bfloat16 on a GPU, float32 on a CPU."""
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")

@@ -145,3 +145,13 @@ def test_two_runs_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         assert f"another run is writing {output} (pid {process.pid})" in capsys.readouterr().err
         process.terminate()
         process.wait(timeout=60)
+
+
+def test_a_reader_that_goes_away_is_no_interruption(tmp_path: Path) -> None:
+    command = f"{sys.executable} -u -m compressor --ratio 0.5 --output-dir {tmp_path / 'out'} --no-verify"
+    script = f"set -o pipefail; {command} | head -n 1"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "interrupted" not in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "out").exists()

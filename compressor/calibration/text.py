@@ -174,8 +174,9 @@ def _readers(source: TextSource) -> list[RowReader]:
         return [_file_reader(path, "", source)]
     if _HUB_ID.fullmatch(source.name) and path.suffix.lower() not in EXTENSIONS:
         return [HubDatasetReader(source.name, source.config, source.split, source.column)]
+    problem = "is neither a file nor a folder" if path.exists() else "does not exist"
     raise RequestError(
-        f'the calibration source "{source.name}" does not exist; give a {_EXTENSIONS_TEXT.replace("and", "or")} file, '
+        f'the calibration source "{source.name}" {problem}; give a {_EXTENSIONS_TEXT.replace("and", "or")} file, '
         'a folder of them, the id of a Hub data set (org/name), or "demo".'
     )
 
