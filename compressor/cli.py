@@ -48,15 +48,16 @@ def _compress(words: list[str]) -> int:
     origin = "the request" if recipe_file is None else str(recipe_file)
     recipe = Recipe.from_settings(nest_flat_settings(arguments, base), origin)
     console = Console()
-    from compressor.planning import RunOptions, plan_run
+    from compressor.planning import RunOptions, pack_plan_tokens, plan_run
 
     options = RunOptions(resume=switches["resume"], overwrite=switches["overwrite"])
     if switches["dry_run"]:
         from compressor.reporting import plan_table
 
         plan = plan_run(recipe, options)
+        tokens = pack_plan_tokens(plan)
         console.print(plan_table(plan))
-        for note in (*plan.notes, *plan.cut.engine_warnings):
+        for note in (*plan.notes, *plan.cut.engine_warnings, *tokens.problems):
             console.print(f"note: {note}", soft_wrap=True, highlight=False)
         console.print(f"nothing was written; the result would be {plan.output.path}", soft_wrap=True, highlight=False)
         return 0
@@ -121,6 +122,7 @@ def _compress_parser() -> argparse.ArgumentParser:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
     )
     add = parser.add_argument
     add("model", metavar="MODEL", nargs="?", help="a folder or Hub id; default: the bundled demo model")

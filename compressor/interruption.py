@@ -19,11 +19,11 @@ class InterruptedRunError(CompressorError):
 
 
 @contextmanager
-def explained_interrupts(output: Path) -> Iterator[None]:
+def explained_interrupts(output: Path, calibration: Path) -> Iterator[None]:
     """Turn Ctrl-C, SIGTERM and SIGHUP into `InterruptedRunError`.
 
     Raises:
-        InterruptedRunError: a signal came; calibration sums saved so far are beside the output folder.
+        InterruptedRunError: a signal came; `calibration` holds the sums saved so far, if any.
     """
     with termination_raises():
         try:
@@ -32,6 +32,10 @@ def explained_interrupts(output: Path) -> Iterator[None]:
             code = stop.code if isinstance(stop, SystemExit) else 130
             if not isinstance(code, int) or code <= 128:
                 raise  # not a signal: the reader of the output went away, say
-            raise InterruptedRunError(
-                f"interrupted: {output} was not written; give --resume to go on with the calibration done so far.", code
-            ) from None
+            kept = calibration.exists()
+            hint = (
+                "give --resume to go on with the calibration done so far"
+                if kept
+                else "nothing was saved yet that --resume could go on with"
+            )
+            raise InterruptedRunError(f"interrupted: {output} was not written; {hint}.", code) from None

@@ -36,7 +36,7 @@ from compressor.selecting import select_channels
 from compressor.verification.run import Original, verify_folder
 from compressor.writing import write_checkpoint
 
-SECONDS_BETWEEN_SAVES = 15.0
+SECONDS_BETWEEN_SAVES = 5.0
 
 
 def compress(recipe: Recipe, options: RunOptions | None = None, console: Console | None = None) -> Report:
@@ -60,7 +60,7 @@ def compress(recipe: Recipe, options: RunOptions | None = None, console: Console
     for note in (*plan.notes, *plan.cut.engine_warnings):
         reporter.say(f"note: {note}")
     lock = plan.output.lock(plan.resume_folder / "lock")
-    with explained_interrupts(plan.output.path), lock:
+    with explained_interrupts(plan.output.path, plan.calibration_file), lock:
         report = _run_locked(plan, options, reporter)
         shutil.rmtree(plan.resume_folder, ignore_errors=True)
     return report
@@ -119,7 +119,7 @@ def _calibrate(
     sha256: str,
     reporter: StageReporter,
 ) -> CalibrationStatistics:
-    file = ProgressFile(plan.resume_folder / "calibration.safetensors", _calibration_key(plan, tokens, sha256))
+    file = ProgressFile(plan.calibration_file, _calibration_key(plan, tokens, sha256))
     start, problem = file.load() if options.resume else (None, None)
     if problem is not None:
         reporter.say(f"note: {problem}")

@@ -11,6 +11,7 @@ from transformers import PretrainedConfig, PreTrainedTokenizerBase
 from compressor.calibration.text import DocumentStream, TextSource, held_out_source, open_documents
 from compressor.calibration.tokenizer import load_tokenizer
 from compressor.calibration.tokens import PackedTokens, pack_tokens
+from compressor.checkpoint.config_file import read_json_object
 from compressor.errors import RequestError
 from compressor.export.disk import refuse_too_little_space
 from compressor.export.folder import OutputFolder
@@ -52,6 +53,10 @@ class RunPlan:
         path = self.output.path
         return path.with_name(f"{path.name}.resume")
 
+    @property
+    def calibration_file(self) -> Path:
+        return self.resume_folder / "calibration.safetensors"
+
 
 def plan_run(recipe: Recipe, options: RunOptions) -> RunPlan:
     """Open everything a run reads and check everything it needs; writes nothing.
@@ -68,9 +73,12 @@ def plan_run(recipe: Recipe, options: RunOptions) -> RunPlan:
     keep = choose_width(configured, recipe.selection)
     dtype = resolve_dtype(recipe.runtime.dtype, device, configured.architecture)
     output_dir = recipe.output_dir or f"{Path(configured.folder.name).name}-{recipe.selection.method}-{keep}"
-    output = OutputFolder(Path(output_dir), options.overwrite)
+    output = OutputFolder(Path(output_dir).expanduser(), options.overwrite)
     output.check(configured.folder.path)
     _refuse_too_long(recipe.calibration.sequence_length, configured.config.get_text_config(decoder=True))
+    generation_config = configured.folder.path / "generation_config.json"
+    if generation_config.exists():
+        read_json_object(generation_config)
     tokenizer = load_tokenizer(configured.folder.path, recipe.runtime.trust_remote_code)
     documents = open_documents(_text_source(recipe.calibration))
     source = open_source(configured)

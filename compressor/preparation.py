@@ -85,13 +85,21 @@ def open_model(model: str | None, revision: str | None) -> ConfiguredModel:
     Raises:
         RequestError: no such model, an unknown family, or no linear-attention layer.
     """
-    folder = _demo_folder() if model is None else resolve_model(model, revision)
+    if model is None and revision is not None:
+        raise RequestError(
+            f"--revision {revision} belongs to a Hub model; name one, or leave it out for the bundled model."
+        )
+    folder = _demo_folder() if model is None else resolve_model(str(Path(model).expanduser()), revision)
     raw_config = open_config(folder)
     architecture = find_architecture(raw_config["model_type"])
     with refused_by_stock_classes(folder.path):
         config = architecture.load_config(folder.path)
         mixers = architecture.mixers(config, ())
-        architecture.norm_epsilon(config)
+        norm_epsilon = architecture.norm_epsilon(config)
+    if not 0 <= norm_epsilon < 1:
+        raise RequestError(
+            f"config.json has a norm epsilon of {norm_epsilon}; it must be a small number of at least 0."
+        )
     if not mixers:
         raise RequestError(
             f"this {raw_config['model_type']} checkpoint has no linear-attention layer: nothing to prune."

@@ -7,12 +7,13 @@ all of them at once.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from compressor.errors import RequestError
 from compressor.selection.registry import check_selector
@@ -21,6 +22,9 @@ DEFAULT_DATA_SET = "HuggingFaceFW/fineweb"
 DEFAULT_DATA_SET_CONFIG = "sample-10BT"
 DEMO_CALIBRATION: Mapping[str, Any] = {"source": "demo", "samples": 20}
 """For the bundled model: as many whole sequences as the bundled text has."""
+
+
+_SIZE = re.compile(r"[0-9]+(\.[0-9]+)? ?([kmgt]i?b|b)?", re.IGNORECASE | re.ASCII)
 
 
 class _Section(BaseModel):
@@ -60,7 +64,7 @@ class SelectionSection(_Section):
 class CalibrationSection(_Section):
     """The text whose activations are measured."""
 
-    source: str = DEFAULT_DATA_SET
+    source: str = Field(default=DEFAULT_DATA_SET, min_length=1)
     """`demo`, a .txt/.jsonl/.parquet file, a folder of them, or a Hub data set id."""
     column: str = "text"
     config: str | None = None
@@ -91,16 +95,24 @@ class ExportSection(_Section):
     """What is written and checked at the end."""
 
     max_shard_size: str = "5GB"
+    """Bytes, or a number with kB, MB, GB, TB, KiB, MiB, GiB or TiB."""
     evaluate: bool = True
     verify: bool = True
+
+    @field_validator("max_shard_size")
+    @classmethod
+    def _size(cls, value: str) -> str:
+        if not _SIZE.fullmatch(value):
+            raise ValueError(f"{value!r} is no size; write it as 500MB, 5GB, 2GiB or 1000000")
+        return value
 
 
 class Recipe(_Section):
     """A whole run. `model` None is the bundled demo model."""
 
-    model: str | None = None
-    revision: str | None = None
-    output_dir: str | None = None
+    model: str | None = Field(default=None, min_length=1)
+    revision: str | None = Field(default=None, min_length=1)
+    output_dir: str | None = Field(default=None, min_length=1)
     selection: SelectionSection
     calibration: CalibrationSection
     runtime: RuntimeSection = RuntimeSection()
@@ -167,7 +179,7 @@ def load_settings(path: Path) -> dict[str, Any]:
         content = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeyLoader)
     except OSError as error:
         raise RequestError(f"recipe {path} cannot be read: {error.strerror}; give the path of a YAML file.") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise RequestError(f"recipe {path} is not valid YAML: {error}") from None
     if not isinstance(content, dict):
         raise RequestError(f"recipe {path} holds no settings; start from one of the files in recipes/.")
@@ -180,7 +192,11 @@ class _UniqueKeyLoader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
         for key_node, _ in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                continue
             key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, str):
+                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is no word", key_node.start_mark)
             if key in seen:
                 raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is given twice", key_node.start_mark)
             seen.add(key)

@@ -146,7 +146,7 @@ def result_table(report: Report) -> Table:
     table.add_row("convolution state bytes", f"{convolution.before:,}", f"{convolution.after:,}")
     table.add_row("parameters", f"{report.parameters.before:,}", f"{report.parameters.after:,}")
     if report.evaluation is None:
-        table.add_row("perplexity, KL", "not measured", "no held-out text")
+        table.add_row("perplexity, KL", "not measured", "not measured")
     else:
         before, after = report.evaluation.before, report.evaluation.after
         table.add_row("perplexity, held out", f"{before['perplexity']:.2f}", f"{after['perplexity']:.2f}")

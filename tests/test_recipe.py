@@ -64,6 +64,11 @@ def test_demo_is_calibrated_on_its_own_text() -> None:
     assert other.calibration.config is None
 
 
+def test_sizes_are_checked_with_the_rest() -> None:
+    with pytest.raises(RequestError, match="'abc' is no size"):
+        Recipe.from_settings({"selection": {"ratio": 0.5}, "export": {"max_shard_size": "abc"}})
+
+
 def test_yaml_round_trip(tmp_path: Path) -> None:
     recipe = Recipe.from_settings({"model": "m", "selection": {"target_dim": 48, "norm_epsilon": "scaled"}})
     file = tmp_path / "recipe.yaml"
@@ -92,6 +97,8 @@ def test_flat_settings_replace_those_of_a_file() -> None:
         ("selection: [", "is not valid YAML"),
         ("", "holds no settings"),
         ("- a", "holds no settings"),
+        ("? [1, 2]\n: 3", "is no word"),
+        ("[" * 5000, "is not valid YAML"),
         ("\x00", "is not valid YAML"),
     ],
 )

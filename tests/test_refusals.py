@@ -222,3 +222,39 @@ def test_configs_that_describe_no_model(
     edit_config(folder, changes)
     words = [str(folder), "--ratio", "0.5", "--calibration", str(make_text(tmp_path)), *FAST]
     refused(capsys, words, fragment)
+
+
+@pytest.mark.parametrize(
+    ("options", "fragments"),
+    [
+        (["--output-dir", "/proc/x"], ["/proc"]),
+        (["--output-dir", "x" * 300], ["300 bytes of at most 200"]),
+        (["--calibration", ""], ["calibration.source"]),
+        (["--revision", "v1"], ["--revision v1 belongs to a Hub model"]),
+        (["--rat", "0.3"], None),
+    ],
+)
+def test_more_requests(
+    options: list[str], fragments: list[str] | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--ratio", "0.5", "--output-dir", str(tmp_path / "out"), *options]
+    if fragments is None:
+        with pytest.raises(SystemExit, match="2"):
+            main(words)
+        assert "unrecognized arguments: --rat" in capsys.readouterr().err
+    else:
+        refused(capsys, words, *fragments)
+
+
+def test_dry_run_reads_the_text(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    broken = tmp_path / "broken.jsonl"
+    broken.write_text('{"text": "one"}\n{"text": "tw\n')
+    words = [str(source), "--ratio", "0.5", "--calibration", str(broken), *FAST, "--dry-run"]
+    refused(capsys, words, "broken.jsonl", "line 2")
+
+
+def test_a_generation_config_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = make_source("q35", tmp_path / "model")
+    (folder / "generation_config.json").write_text("[1]")
+    words = [str(folder), "--ratio", "0.5", "--calibration", str(make_text(tmp_path)), *FAST]
+    refused(capsys, words, "generation_config.json")

@@ -14,6 +14,7 @@ from compressor.errors import RequestError
 from compressor.reference.backend import enable_for_fla, import_fla
 
 _MAX_HEAD_K_DIM = 256
+_MAX_LAYERS = 100_000
 _NORM_NAMES = frozenset({"attn_norm", "mlp_norm", "attn_res_norm", "mlp_res_norm", "res_norm", "norm"})
 _STREAMS: tuple[tuple[str, Stream], ...] = (("q", "query"), ("k", "key"))
 
@@ -64,6 +65,8 @@ class FlaArchitecture(Architecture):
 
 def linear_layers(config: PretrainedConfig) -> list[int]:
     """Layers that `attn` of a hybrid does not give to softmax attention."""
+    if config.num_hidden_layers > _MAX_LAYERS:
+        raise RequestError(f"config.json says {config.num_hidden_layers} layers, more than {_MAX_LAYERS}; correct it.")
     specification = config.attn or []
     specifications = [specification] if isinstance(specification, Mapping) else specification
     softmax = {layer for one in specifications for layer in one["layers"]}

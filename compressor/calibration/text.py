@@ -201,8 +201,9 @@ def _files_below(folder: Path) -> Iterator[Path]:
         seen.add(real)
         subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
         for name in names:
-            if not name.startswith(".") and Path(name).suffix.lower() in EXTENSIONS:
-                yield Path(parent, name)
+            path = Path(parent, name)
+            if not name.startswith(".") and path.suffix.lower() in EXTENSIONS and path.is_file():
+                yield path
 
 
 def _file_reader(path: Path, label: str, source: TextSource) -> RowReader:

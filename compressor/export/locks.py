@@ -16,6 +16,9 @@ from compressor.export.files import made_folders
 # What file systems without locks answer: the run goes on unguarded there, since refusing would shut them out.
 _NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK})
 
+# Runs that end just now can remove the folder a few times; where no folder can be made, that goes on for ever.
+_ATTEMPTS = 100
+
 
 @contextmanager
 def run_lock(lock_file: Path, output: Path) -> Iterator[None]:
@@ -45,7 +48,7 @@ def run_lock(lock_file: Path, output: Path) -> Iterator[None]:
 
 
 def _acquire(lock_file: Path, output: Path) -> int:
-    while True:
+    for _ in range(_ATTEMPTS):
         descriptor = _open(lock_file)
         if descriptor is None:
             continue
@@ -58,6 +61,7 @@ def _acquire(lock_file: Path, output: Path) -> int:
         if _is_current(descriptor, lock_file):
             return descriptor
         os.close(descriptor)
+    raise RequestError(f"{lock_file} cannot be made and kept; choose an output folder on an ordinary file system.")
 
 
 def _open(lock_file: Path) -> int | None:

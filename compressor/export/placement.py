@@ -42,9 +42,7 @@ def refuse_unusable(output: Path, overwrite: bool) -> None:
         RequestError: see the messages; among them an existing folder that is not empty without
             `overwrite`, and with it one that is not a model's.
     """
-    size = len(os.fsencode(output.name))
-    if size > MAX_NAME_BYTES:
-        raise RequestError(f"the name of {output} has {size} bytes of at most {MAX_NAME_BYTES}; choose a shorter one.")
+    _refuse_long_name(output)
     if output.exists():
         _refuse_existing(output, overwrite)
     parent = nearest_existing(output.parent)
@@ -53,12 +51,19 @@ def refuse_unusable(output: Path, overwrite: bool) -> None:
     _refuse_unwritable(parent)
 
 
+def _refuse_long_name(output: Path) -> None:
+    size = len(os.fsencode(output.name))
+    if size > MAX_NAME_BYTES:
+        raise RequestError(f"the name of {output} has {size} bytes of at most {MAX_NAME_BYTES}; choose a shorter one.")
+
+
 def refuse_dangling_link(path: Path) -> None:
     """Refuse a link to nothing, at `path` or above it: what it stands for may be a disk that is not mounted.
 
     Raises:
         RequestError: there is such a link.
     """
+    _refuse_long_name(path)
     for part in (path.absolute(), *path.absolute().parents):
         if part.is_symlink() and not part.exists():
             raise RequestError(

@@ -24,6 +24,7 @@ from compressor.artifacts import Selection
 from compressor.checkpoint.config_file import CONFIG_FILE, read_config
 from compressor.evaluation.language_modelling import next_token_logits
 from compressor.loading import load_model
+from compressor.verification.slices import first_difference
 from compressor.verification.stock_load import generation_facts
 
 CPU = torch.device("cpu")
@@ -37,22 +38,21 @@ def main() -> None:
     parser.add_argument("--scaled", action="store_true", help="the exported norm epsilon was multiplied by d_k / k")
     arguments = parser.parse_args()
     tokens = torch.tensor(json.loads(arguments.tokens.read_text()), dtype=torch.int64)
-    expected = None
-    if arguments.original is not None:
-        expected = _expected_logits(arguments.original, arguments.folder, arguments.scaled, tokens)
     raw_config = read_config(arguments.folder / CONFIG_FILE)
     architecture = find_architecture(raw_config["model_type"])
+    expected = difference = error = None
+    if arguments.original is not None:
+        selection = Selection.from_json(json.loads((arguments.folder / "selection.json").read_text()))
+        original_config = read_config(arguments.original / CONFIG_FILE)
+        original = load_model(architecture, arguments.original, original_config, torch.float32, CPU)
+        expected = masked_logits(architecture, original, selection, arguments.scaled, tokens)
+        del original
+        difference = first_difference(architecture, arguments.original, arguments.folder, selection)
     compressed = load_model(architecture, arguments.folder, raw_config, torch.float32, CPU)
-    error = None if expected is None else relative_error(next_token_logits(compressed, tokens), expected)
-    print(json.dumps({"relative_error": error, **generation_facts(compressed, tokens[:16])}))
-
-
-def _expected_logits(original_folder: Path, folder: Path, scaled: bool, tokens: Tensor) -> Tensor:
-    raw_config = read_config(original_folder / CONFIG_FILE)
-    architecture = find_architecture(raw_config["model_type"])
-    original = load_model(architecture, original_folder, raw_config, torch.float32, CPU)
-    selection = Selection.from_json(json.loads((folder / "selection.json").read_text()))
-    return masked_logits(architecture, original, selection, scaled, tokens)
+    if expected is not None:
+        error = relative_error(next_token_logits(compressed, tokens), expected)
+    facts = {"relative_error": error, "first_difference": difference, **generation_facts(compressed, tokens[:16])}
+    print(json.dumps(facts))
 
 
 def masked_logits(

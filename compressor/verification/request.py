@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
+from compressor.architectures.base import Mixer
 from compressor.architectures.registry import find_architecture
+from compressor.artifacts import Selection
 from compressor.calibration.text import TextSource, open_documents
 from compressor.calibration.tokenizer import load_tokenizer
 from compressor.calibration.tokens import pack_tokens
 from compressor.checkpoint.checkpoint import open_checkpoint
+from compressor.checkpoint.config_file import read_json_object
 from compressor.checkpoint.fingerprint import weights_sha256
 from compressor.checkpoint.source import fetch_weights, resolve_model
 from compressor.demo import demo_model_path
@@ -37,6 +41,7 @@ def verify(folder: Path, original: str | None = None, device: str = "auto") -> V
     if compression is None:
         raise RequestError(f"{folder} has no readable compression.json; give a folder that compress wrote.")
     architecture = find_architecture(checkpoint.model_type)
+    _refuse_wrong_selection(folder, architecture.mixers(architecture.load_config(folder), ()))
     found, missing = _find_original(folder, original, compression)
     tokenizer = load_tokenizer(folder, trust_remote_code=False)
     vocab_size = architecture.load_config(folder).get_text_config(decoder=True).vocab_size
@@ -45,6 +50,27 @@ def verify(folder: Path, original: str | None = None, device: str = "auto") -> V
     )
     tokens = packed.calibration[0].tolist()
     return verify_folder(folder, architecture, resolve_device(device), tokens, found, missing)
+
+
+def _refuse_wrong_selection(folder: Path, mixers: Sequence[Mixer]) -> None:
+    """Whether selection.json names, for every mixer, as many ascending channels of every head as the config keeps."""
+    content = read_json_object(folder / "selection.json")
+    try:
+        selection = Selection.from_json(content)
+        fits = selection.kept.keys() == {mixer.layer for mixer in mixers} and all(
+            selection.kept[mixer.layer].shape == (mixer.num_k_heads, mixer.head_k_dim)
+            and bool((selection.kept[mixer.layer].diff(dim=1) > 0).all())
+            and int(selection.kept[mixer.layer].min()) >= 0
+            and int(selection.kept[mixer.layer].max()) < selection.head_k_dim
+            for mixer in mixers
+        )
+    except (AttributeError, KeyError, TypeError, ValueError):
+        fits = False
+    if not fits:
+        raise RequestError(
+            f"{folder / 'selection.json'} does not name the kept channels of every layer and head that config.json "
+            "has; restore the file, or compress the original again."
+        )
 
 
 def _find_original(
@@ -61,7 +87,7 @@ def _find_original(
         if original is not None:
             raise
         return None, f"not checked against the original, which was not found ({error}); name it with --original"
-    if sha256 != compression["base_sha256"]:
+    if sha256 != compression.get("base_sha256"):
         raise RequestError(
             f"the weights of {named} are not those that {folder} was cut from; give the right --original."
         )

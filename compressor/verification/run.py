@@ -54,6 +54,11 @@ def verify_folder(
     stock = _run_stock_load(folder, architecture, device, stock_generates)
     notes = [missing_original] if missing_original else []
     oracle = _run_oracle(folder, original, tokens)
+    if oracle["first_difference"] is not None:
+        raise RunError(
+            f"{folder}: {oracle['first_difference']} is not the slice of the original's that selection.json says; "
+            "the checkpoint is not the cut it says."
+        )
     if oracle["relative_error"] is not None and not oracle["relative_error"] <= ORACLE_TOLERANCE:
         raise RunError(
             f"{folder}: logits differ from the original with the dropped channels zeroed by "

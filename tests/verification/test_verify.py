@@ -45,7 +45,21 @@ def test_channels_that_are_not_those_of_the_selection(copy: Path, capsys: pytest
     name = next(name for name in tensors if name.endswith("in_proj_qkv.weight"))
     tensors[name] = torch.cat([tensors[name][1:], tensors[name][:1]])
     write_weights(copy, tensors)
-    assert "the checkpoint is not the cut it says" in failed(copy, 1, capsys)
+    assert "in_proj_qkv.weight is not the slice of the original's" in failed(copy, 1, capsys)
+
+
+def test_one_changed_value(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tensors = read_weights(copy)
+    name = next(name for name in tensors if name.endswith("down_proj.weight"))
+    tensors[name][0, 0] *= 1.001
+    write_weights(copy, tensors)
+    assert f"{name} is not the slice" in failed(copy, 1, capsys)
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"layers": 1}', '{"key_dim": {"before": 16}, "layers": {"0": [[99]]}}'])
+def test_a_broken_selection(content: str, copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (copy / "selection.json").write_text(content)
+    assert "selection.json" in failed(copy, 2, capsys)
 
 
 def test_a_missing_tensor(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -58,9 +72,7 @@ def test_a_missing_tensor(copy: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_a_width_that_the_config_does_not_say(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     edit_config(copy, {"linear_key_head_dim": 16})
-    error = failed(copy, 1, capsys)
-    assert "stock load" in error
-    assert "Traceback" not in error
+    assert "does not name the kept channels of every layer and head that config.json has" in failed(copy, 2, capsys)
 
 
 def test_an_epsilon_that_the_recipe_does_not_say(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
