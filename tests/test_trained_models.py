@@ -1,0 +1,54 @@
+"""The main job on models that were really trained: the bundled one, and the larger ones beside the clone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compressor.cli import main
+
+OPTIONS = ["--ratio", "0.5", "--device", "cpu", "--calibration", "demo", "--sequence-length", "512"]
+
+
+def run(model: list[str], output: Path, *options: str) -> dict[str, Any]:
+    words = [*model, *OPTIONS, "--calibration-samples", "8", "--output-dir", str(output), *options]
+    assert main(words) == 0
+    return json.loads((output / "compression.json").read_text())
+
+
+def check(model: list[str], folder: Path) -> None:
+    """DRRQR is exact, certified and far better than chance, and the scaled epsilon helps on text."""
+    report = run(model, folder / "drrqr")
+    assert report["verification"]["oracle_relative_error"] < 1e-4
+    assert report["verification"]["generation_error"] < 0.05
+    assert max(rho for layer in report["layers"] for rho in layer["max_rho"]) <= 1.5
+    assert not any(deficient for layer in report["layers"] for deficient in layer["rank_deficient"])
+    chance = run(model, folder / "random", "--method", "random", "--no-verify")
+    kl = report["evaluation"]["kl_by_norm_epsilon"]
+    assert 0 < kl["scaled"] < kl["keep"] < 0.3
+    assert kl["keep"] < 0.6 * chance["evaluation"]["after"]["kl"]
+    assert report["evaluation"]["before"]["perplexity"] < report["evaluation"]["after"]["perplexity"] < 60
+
+
+def test_bundled_model(tmp_path: Path) -> None:
+    check([], tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gdn-28m", "deltanet-14m", "qwen35-18m"])
+def test_larger_models(name: str, shared_models: Path, tmp_path: Path) -> None:
+    check([str(shared_models / name)], tmp_path)
+
+
+def test_calibration_text_does_not_decide_alone(tmp_path: Path) -> None:
+    """Two disjoint samples of the text agree on most channels: the choice is the model's."""
+    for seed in ("1", "2"):
+        words = ["--calibration-samples", "8", "--output-dir", str(tmp_path / seed), "--no-verify", "--no-evaluate"]
+        assert main([*OPTIONS, *words, "--seed", seed]) == 0
+    first, second = (json.loads((tmp_path / seed / "selection.json").read_text())["layers"] for seed in ("1", "2"))
+    assert first != second
+    heads = [(set(a), set(b)) for layer in first for a, b in zip(first[layer], second[layer], strict=True)]
+    assert sum(len(a & b) for a, b in heads) / sum(len(a) for a, _ in heads) > 0.85
