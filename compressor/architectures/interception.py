@@ -100,7 +100,7 @@ def _normalization(original: Function, running: _Running, tap: RecurrenceTap) ->
 
 
 def _tapped(on_stream: Callable[[int, Tensor], Tensor], running: _Running, activations: Tensor) -> Tensor:
-    """transformers before 5.21 repeats key heads for their value heads first; a tap sees each key head once."""
+    """transformers before 5.23 repeats key heads for their value heads first; a tap sees each key head once."""
     group = activations.shape[2] // running.num_k_heads
     if group == 1:
         return on_stream(running.layer, activations)
