@@ -12,6 +12,7 @@ from rich.console import Console
 
 from compressor.errors import CompressorError
 from compressor.recipe import Recipe, load_settings, nest_flat_settings
+from compressor.selection.registry import method_names
 
 _EPILOG = """other verbs:
   compress verify DIR         prove in clean processes that a result loads, runs and is the cut it says
@@ -154,7 +155,7 @@ def _add_selection_options(parser: argparse.ArgumentParser) -> None:
     add("--ratio", type=float, help="share of key/query channels removed, in [0, 1)")
     add("--target-dim", type=int, metavar="K", help="channels kept of each head; instead of --ratio")
     add("--round-to", type=int, metavar="N", help="round the width that --ratio gives to a multiple (default: 16)")
-    add("--method", help="drrqr, l1, random (default: drrqr)")
+    add("--method", help=f"{', '.join(method_names())} (default: drrqr)")
     add("--scoring", help="what is scored: qk, k or q; the choice always cuts both (default: qk)")
     add("--f", type=float, help="bound of strong RRQR on max rho (default: 1.5)")
     add("--norm-epsilon", help="keep, or scaled by d_k/k, which undoes the change of scale (default: keep)")

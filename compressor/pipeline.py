@@ -24,7 +24,7 @@ from compressor.checkpoint.fingerprint import weights_sha256
 from compressor.evaluation.language_modelling import HeldOutFigures, Variant, compare_on_held_out
 from compressor.export.disk import translate_write_errors
 from compressor.export.model_card import render_model_card
-from compressor.export.weights import parse_size
+from compressor.export.sizes import parse_size
 from compressor.interruption import explained_interrupts
 from compressor.loading import load_model, release_memory
 from compressor.planning import RunOptions, RunPlan, pack_plan_tokens, plan_run
@@ -77,11 +77,12 @@ def _run_locked(plan: RunPlan, options: RunOptions, reporter: StageReporter) -> 
     smallest = _check_norms(plan, model, token_batches[0])
     sha256 = _fingerprint(plan, reporter)
     statistics = _calibrate(plan, options, model, token_batches, tokens, sha256, reporter)
-    with reporter.stage("selecting", statistics.gram_q.shape[0] * statistics.gram_q.shape[1], "heads") as advance:
+    heads = statistics.gram_q.shape[:2].numel()
+    with reporter.stage("selecting", heads, "heads") as advance:
         selection, layers = select_channels(
             plan.source, statistics, plan.recipe.selection, plan.cut.keep, plan.recipe.runtime.seed
         )
-        advance(statistics.gram_q.shape[0] * statistics.gram_q.shape[1])
+        advance(heads)
     with plan.output.staged() as folder:
         with reporter.stage("writing", plan.cut.output_bytes, "bytes") as advance:
             max_shard_bytes = parse_size(plan.recipe.export.max_shard_size)

@@ -15,7 +15,6 @@ from compressor.checkpoint.config_file import read_json_object
 from compressor.errors import RequestError
 from compressor.export.disk import refuse_too_little_space
 from compressor.export.folder import OutputFolder
-from compressor.export.weights import parse_size
 from compressor.loading import resolve_device, resolve_dtype
 from compressor.preparation import CutPlan, Source, choose_width, open_model, open_source, plan_cut
 from compressor.recipe import CalibrationSection, Recipe
@@ -67,7 +66,6 @@ def plan_run(recipe: Recipe, options: RunOptions) -> RunPlan:
     Raises:
         RequestError: the request cannot be carried out.
     """
-    parse_size(recipe.export.max_shard_size)
     device = resolve_device(recipe.runtime.device)
     configured = open_model(recipe.model, recipe.revision)
     keep = choose_width(configured, recipe.selection)

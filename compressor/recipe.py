@@ -7,7 +7,6 @@ all of them at once.
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -16,15 +15,13 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from compressor.errors import RequestError
+from compressor.export.sizes import parse_size
 from compressor.selection.registry import check_selector
 
 DEFAULT_DATA_SET = "HuggingFaceFW/fineweb"
 DEFAULT_DATA_SET_CONFIG = "sample-10BT"
 DEMO_CALIBRATION: Mapping[str, Any] = {"source": "demo", "samples": 20}
 """For the bundled model: as many whole sequences as the bundled text has."""
-
-
-_SIZE = re.compile(r"[0-9]+(\.[0-9]+)? ?([kmgt]i?b|b)?", re.IGNORECASE | re.ASCII)
 
 
 class _Section(BaseModel):
@@ -102,8 +99,10 @@ class ExportSection(_Section):
     @field_validator("max_shard_size")
     @classmethod
     def _size(cls, value: str) -> str:
-        if not _SIZE.fullmatch(value):
-            raise ValueError(f"{value!r} is no size; write it as 500MB, 5GB, 2GiB or 1000000")
+        try:
+            parse_size(value)
+        except RequestError as error:
+            raise ValueError(str(error)) from None
         return value
 
 

@@ -65,7 +65,7 @@ def test_demo_is_calibrated_on_its_own_text() -> None:
 
 
 def test_sizes_are_checked_with_the_rest() -> None:
-    with pytest.raises(RequestError, match="'abc' is no size"):
+    with pytest.raises(RequestError, match="size 'abc' is not a number of bytes"):
         Recipe.from_settings({"selection": {"ratio": 0.5}, "export": {"max_shard_size": "abc"}})
 
 

@@ -43,9 +43,6 @@ class TextSource:
     split: str = "train"
 
 
-DEFAULT_SOURCE = TextSource("HuggingFaceFW/fineweb", config="sample-10BT")
-
-
 def held_out_source(source: TextSource) -> TextSource | None:
     """The text that belongs to `source` for evaluation; None where held-out text is what calibration leaves."""
     return TextSource(DEMO_HELD_OUT) if source.name == DEMO else None

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from compressor.errors import RequestError, RunError
+from compressor.errors import RunError
 from compressor.export.disk import translate_write_errors
 from compressor.export.files import new_file_mode, sync_file, sync_folder
 
@@ -22,9 +20,6 @@ SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 # Loaders of transformers refuse a file without it.
 FILE_METADATA = {"format": "pt"}
-
-_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([kmgt]i?b|b)?", re.IGNORECASE | re.ASCII)
-_POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
 
 
 @dataclass(frozen=True)
@@ -53,25 +48,6 @@ class WeightFiles:
     index: str | None
     total_size: int
     total_parameters: int
-
-
-def parse_size(text: str) -> int:
-    """Bytes that `500MB` (decimal), `2GiB` (binary) or `1000000` stand for; case does not matter.
-
-    Raises:
-        RequestError: not such a size, or less than one byte.
-    """
-    match = _SIZE.fullmatch(text.strip())
-    size = 0
-    if match:
-        unit = (match.group(2) or "b").lower()
-        base = 1024 if "i" in unit else 1000
-        size = int(Fraction(match.group(1)) * base ** _POWERS.get(unit[0], 0))
-    if size < 1:
-        raise RequestError(
-            f"size {text!r} is not a number of bytes of at least 1; write it as 500MB, 5GB, 2GiB or 1000000."
-        )
-    return size
 
 
 def plan_shards(tensors: Sequence[OutputTensor], max_shard_bytes: int) -> tuple[tuple[OutputTensor, ...], ...]:

@@ -17,8 +17,9 @@ from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, Revi
 from huggingface_hub.utils import httpx
 
 from compressor.calibration.documents import TextDocument
-from compressor.calibration.text import DEFAULT_SOURCE, TextSource, open_documents
+from compressor.calibration.text import TextSource, open_documents
 from compressor.errors import RequestError, RunError
+from compressor.recipe import DEFAULT_DATA_SET
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = TextSource("org/name", config="small", split="validation")
@@ -146,7 +147,7 @@ def test_errors_of_the_hub_as_the_library_hands_them_on(
 
 
 def test_offline() -> None:
-    name = DEFAULT_SOURCE.name
+    name = DEFAULT_DATA_SET
     code = f"from compressor.calibration.text import *; open_documents(TextSource({name!r}))"
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     child = subprocess.run(

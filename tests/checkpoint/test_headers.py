@@ -12,19 +12,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from compressor.checkpoint.headers import TensorIndex, read_headers, read_tensor
-from compressor.errors import RequestError, RunError
+from compressor.errors import RunError
+from tests.checkpoint.refused_headers import INDEX, QKV, refusal
 from tests.tiny_models import VARIANTS, read_weights, save_tiny, write_weights
-
-INDEX = "model.safetensors.index.json"
-QKV = "model.layers.0.linear_attn.in_proj_qkv.weight"
-
-
-def refusal(folder: Path) -> str:
-    with pytest.raises(RequestError) as caught:
-        read_headers(folder)
-    message = str(caught.value)
-    assert "\n" not in message
-    return message
 
 
 def raw_file(path: Path, header: Any, data: bytes = b"") -> None:

@@ -9,19 +9,8 @@ import torch
 from safetensors.torch import load_file
 
 from compressor.checkpoint.headers import read_headers
-from compressor.errors import RequestError
+from tests.checkpoint.refused_headers import INDEX, QKV, refusal
 from tests.tiny_models import read_weights, save_tiny, write_weights
-
-INDEX = "model.safetensors.index.json"
-QKV = "model.layers.0.linear_attn.in_proj_qkv.weight"
-
-
-def refusal(folder: Path) -> str:
-    with pytest.raises(RequestError) as caught:
-        read_headers(folder)
-    message = str(caught.value)
-    assert "\n" not in message
-    return message
 
 
 def read_index(folder: Path) -> dict[str, Any]:

@@ -15,7 +15,8 @@ from safetensors.torch import load_file
 from transformers import Qwen3_5ForCausalLM
 
 from compressor.errors import RequestError, RunError
-from compressor.export.weights import OutputTensor, parse_size, plan_shards, write_weights
+from compressor.export.sizes import parse_size
+from compressor.export.weights import OutputTensor, plan_shards, write_weights
 from tests.tiny_models import read_weights, save_tiny
 
 ROOT = Path(__file__).resolve().parents[2]
