@@ -157,7 +157,7 @@ def test_gpu_tensors_still_reach_the_kernels(shared_models, shared_text):
     folder = shared_models / "gdn-tiny"
     tokens = read_tokens(folder, shared_text / "test_prose.txt", (1, 200))
     model = load(folder, torch.bfloat16, "cuda")
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True) as profile:
         one_pass(model, tokens)
         torch.cuda.synchronize()
     launched = " ".join(event.key for event in profile.key_averages())
