@@ -11,11 +11,14 @@ from pathlib import Path
 from rich.console import Console
 
 from compressor.errors import CompressorError
+from compressor.evaluate_command import compare_command, evaluate_command
 from compressor.recipe import Recipe, load_settings, nest_flat_settings
 from compressor.selection.registry import method_names
 
 _EPILOG = """other verbs:
   compress verify DIR         prove in clean processes that a result loads, runs and is the cut it says
+  compress evaluate MODEL     perplexity, retrieval, aggregation, completion; --baseline MODEL2 for differences
+  compress compare A B        results of evaluate, or compressed folders, side by side
   compress inspect MODEL      layers, heads, widths, state bytes, and what engines make of each width
   compress validate RECIPE    check a recipe file
 
@@ -25,7 +28,13 @@ Exit status: 0 done, 1 the run failed, 2 the request cannot be met, 130 or 143 i
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    verbs = {"verify": _verify, "inspect": _inspect, "validate": _validate}
+    verbs = {
+        "verify": _verify,
+        "inspect": _inspect,
+        "validate": _validate,
+        "evaluate": evaluate_command,
+        "compare": compare_command,
+    }
     verb: Callable[[list[str]], int] = _compress
     if words and words[0] in verbs:
         verb = verbs[words.pop(0)]

@@ -4,29 +4,27 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import shutil
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
 from pathlib import Path
 
 from rich.console import Console
 from transformers import PreTrainedModel
 
-from compressor.architectures.masking import ScaledOutput
 from compressor.artifacts import CalibrationProgress, CalibrationStatistics, ProgressFile, write_json
 from compressor.calibration.norm_check import refuse_epsilon_near_other_norms
 from compressor.calibration.run import calibrate
 from compressor.calibration.tokens import PackedTokens, TokenBatch, batches
-from compressor.checkpoint.config_file import CONFIG_FILE, read_config
 from compressor.checkpoint.fingerprint import weights_sha256
-from compressor.evaluation.language_modelling import HeldOutFigures, Variant, compare_on_held_out
+from compressor.evaluation.measure import Material
 from compressor.export.disk import translate_write_errors
 from compressor.export.model_card import render_model_card
 from compressor.export.sizes import parse_size
 from compressor.interruption import explained_interrupts
 from compressor.loading import load_model, release_memory
+from compressor.material import make_material
+from compressor.measuring import HELD_OUT_NAME, evaluate_cut
 from compressor.planning import RunOptions, RunPlan, pack_plan_tokens, plan_run
 from compressor.progress import StageReporter
 from compressor.recipe import Recipe
@@ -70,6 +68,7 @@ def _run_locked(plan: RunPlan, options: RunOptions, reporter: StageReporter) -> 
     tokens = pack_plan_tokens(plan)
     for problem in tokens.problems:
         reporter.say(f"note: {problem}")
+    material = _make_material(plan, tokens, reporter)
     model = load_model(
         plan.source.architecture, plan.source.folder, plan.source.checkpoint.raw_config, plan.dtype, plan.device
     )
@@ -88,15 +87,22 @@ def _run_locked(plan: RunPlan, options: RunOptions, reporter: StageReporter) -> 
             max_shard_bytes = parse_size(plan.recipe.export.max_shard_size)
             write_checkpoint(folder, plan.source, plan.cut, selection, max_shard_bytes, advance)
             (folder / "recipe.yaml").write_text(plan.recipe.to_yaml(), encoding="utf-8")
-        figures = _evaluate(plan, model, folder, tokens, reporter)
+        evaluation = None if material is None else evaluate_cut(plan, material, model, folder, reporter)
         del model
         release_memory(plan.device)
         verification = _verify(plan, folder, tokens, reporter)
-        facts = RunFacts(tokens, sha256, layers, smallest, figures, verification, reporter.seconds)
+        facts = RunFacts(tokens, sha256, layers, smallest, evaluation, verification, reporter.seconds)
         report = build_report(plan, facts)
         write_json(folder / "compression.json", report.to_json())
         (folder / "README.md").write_text(render_model_card(card_facts(plan, report)), encoding="utf-8")
     return report
+
+
+def _make_material(plan: RunPlan, tokens: PackedTokens, reporter: StageReporter) -> Material | None:
+    if plan.evaluation is None:
+        return None
+    with reporter.stage("prompts", plan.evaluation.num_prompts, "prompts") as advance:
+        return make_material(plan.evaluation, tokens.held_out, HELD_OUT_NAME, advance)
 
 
 def _check_norms(plan: RunPlan, model: PreTrainedModel, batch: TokenBatch) -> float | None:
@@ -147,29 +153,6 @@ def _calibration_key(plan: RunPlan, tokens: PackedTokens, sha256: str) -> str:
     parts = [sha256, json.dumps(plan.source.checkpoint.raw_config, sort_keys=True), tokens.sha256]
     parts += [str(plan.recipe.calibration.batch_size), str(plan.dtype), plan.device.type]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
-
-
-def _evaluate(
-    plan: RunPlan, original: PreTrainedModel, folder: Path, tokens: PackedTokens, reporter: StageReporter
-) -> HeldOutFigures | None:
-    """The reloaded folder against the original, with the norm epsilon as exported and as it might have been."""
-    if not plan.recipe.export.evaluate or not tokens.held_out:
-        return None
-    architecture = plan.source.architecture
-    compressed = load_model(architecture, folder, read_config(folder / CONFIG_FILE), plan.dtype, plan.device)
-    mixers = architecture.mixers(compressed.config, list(plan.source.shapes))
-    kept_scale = math.sqrt(plan.cut.key_dim.before / plan.cut.key_dim.after)
-    exported, other, factor = (
-        ("scaled", "keep", kept_scale)
-        if plan.recipe.selection.norm_epsilon == "scaled"
-        else ("keep", "scaled", 1 / kept_scale)
-    )
-    variants = (
-        Variant(exported, nullcontext),
-        Variant(other, lambda: architecture.tapped(compressed, mixers, ScaledOutput(factor))),
-    )
-    with reporter.stage("evaluating", sum(len(sequence) for sequence in tokens.held_out)) as advance:
-        return compare_on_held_out(original, compressed, variants, tokens.held_out, advance)
 
 
 def _verify(plan: RunPlan, folder: Path, tokens: PackedTokens, reporter: StageReporter) -> VerificationReport | None:

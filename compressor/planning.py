@@ -16,6 +16,7 @@ from compressor.errors import RequestError
 from compressor.export.disk import refuse_too_little_space
 from compressor.export.folder import OutputFolder
 from compressor.loading import resolve_device, resolve_dtype
+from compressor.material import EvaluationPlan, plan_evaluation
 from compressor.preparation import CutPlan, Source, choose_width, open_model, open_source, plan_cut
 from compressor.recipe import CalibrationSection, Recipe
 
@@ -43,6 +44,7 @@ class RunPlan:
     output: OutputFolder
     documents: DocumentStream
     tokenizer: PreTrainedTokenizerBase
+    evaluation: EvaluationPlan | None
     device: torch.device
     dtype: torch.dtype
     notes: tuple[str, ...]
@@ -79,6 +81,13 @@ def plan_run(recipe: Recipe, options: RunOptions) -> RunPlan:
         read_json_object(generation_config)
     tokenizer = load_tokenizer(configured.folder.path, recipe.runtime.trust_remote_code)
     documents = open_documents(_text_source(recipe.calibration))
+    evaluation = (
+        plan_evaluation(
+            recipe.evaluation, configured.config, tokenizer, recipe.runtime.seed, recipe.evaluation.texts
+        )
+        if recipe.export.evaluate
+        else None
+    )
     source = open_source(configured)
     cut = plan_cut(source, recipe, keep)
     refuse_too_little_space(output.path, cut.output_bytes)
@@ -91,7 +100,8 @@ def plan_run(recipe: Recipe, options: RunOptions) -> RunPlan:
             ),
         }
     )
-    return RunPlan(resolved, source, cut, output, documents, tokenizer, device, dtype, source.checkpoint.notes)
+    notes = (*source.checkpoint.notes, *(() if evaluation is None else evaluation.notes))
+    return RunPlan(resolved, source, cut, output, documents, tokenizer, evaluation, device, dtype, notes)
 
 
 def pack_plan_tokens(plan: RunPlan) -> PackedTokens:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -88,6 +88,49 @@ class RuntimeSection(_Section):
     trust_remote_code: bool = False
 
 
+class EvaluationSection(_Section):
+    """What is measured of a model. None takes the suite's own value."""
+
+    suite: Literal["quick", "full"] = "quick"
+    tasks: list[str] | None = Field(default=None, min_length=1)
+    """Prompt forms by name; `lm_eval:NAME` and all after it are tasks of lm-eval."""
+    lengths: list[Annotated[int, Field(ge=1)]] | None = Field(default=None, min_length=1)
+    """Tokens of prompt and output together."""
+    samples: int | None = Field(default=None, ge=1)
+    """Prompts of each task at each length."""
+    mode: Literal["teacher-forced", "generation"] | None = None
+    texts: list[str] = []
+    """Held-out text: .txt/.jsonl/.parquet files, folders, Hub data sets, or demo."""
+    windows: int | None = Field(default=None, ge=1)
+    """Most windows read of each text."""
+    window_length: int | None = Field(default=None, ge=2)
+    windowing: Literal["disjoint", "sliding", "rolling"] = "disjoint"
+    """sliding: overlapping windows; rolling: as lm-eval's loglikelihood_rolling."""
+    stride: int | None = Field(default=None, ge=1)
+    """New tokens of each sliding window; half the window by default."""
+    batch_size: int = Field(default=32, ge=1)
+    haystack: str | None = None
+    """Text file that text haystacks are cut from; the bundled text by default."""
+    completion: str | None = None
+    """JSON or JSONL file with the fields text and value; the bundled passages by default."""
+    lm_eval_tasks: str | None = None
+    """Folder of further task YAML files for lm-eval."""
+    allow_extrapolation: bool = False
+    """Ask beyond the context length that the config names."""
+
+    @classmethod
+    def from_settings(cls, settings: Mapping[str, Any]) -> EvaluationSection:
+        """Validate settings named as the fields.
+
+        Raises:
+            RequestError: lists every mistake, with its value and what is allowed.
+        """
+        try:
+            return cls.model_validate(settings)
+        except ValidationError as error:
+            raise RequestError("\n".join(_describe(error))) from None
+
+
 class ExportSection(_Section):
     """What is written and checked at the end."""
 
@@ -115,6 +158,7 @@ class Recipe(_Section):
     selection: SelectionSection
     calibration: CalibrationSection
     runtime: RuntimeSection = RuntimeSection()
+    evaluation: EvaluationSection = EvaluationSection()
     export: ExportSection = ExportSection()
 
     @classmethod
@@ -142,6 +186,7 @@ SECTIONS: Mapping[str, type[_Section]] = {
     "selection": SelectionSection,
     "calibration": CalibrationSection,
     "runtime": RuntimeSection,
+    "evaluation": EvaluationSection,
     "export": ExportSection,
 }
 _FLAT_NAMES = {"calibration": ("calibration", "source"), "calibration_samples": ("calibration", "samples")}

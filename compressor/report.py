@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from compressor.evaluation.results import Difference, ModelFigures
+
 SCHEMA = 1
 _REPORTED_PACKAGES = ("torch", "triton", "transformers", "flash-linear-attention", "safetensors")
 
@@ -50,18 +52,26 @@ class CalibrationReport:
 
 
 @dataclass(frozen=True)
-class EvaluationReport:
-    """On held-out text: perplexity before and after, KL(original || compressed) in nats a token.
+class NormEpsilonFigures:
+    """One cut with one norm epsilon: KL(original || compressed) in nats a token, and the mean score of the prompts."""
 
-    `kl_by_norm_epsilon` has the same cut with the epsilon kept and scaled; the exported one is
-    among them.
+    kl_text: float | None
+    kl_prompts: float | None
+    memory: float | None
+
+
+@dataclass(frozen=True)
+class EvaluationReport:
+    """The original and the compressed checkpoint on the same text and prompts.
+
+    `by_norm_epsilon` has the same cut with the epsilon kept and scaled; the exported one is among them.
     """
 
-    tokens: int
-    before: dict[str, float]
-    after: dict[str, float]
-    kl_by_norm_epsilon: dict[str, float]
-    perplexity_by_norm_epsilon: dict[str, float]
+    before: ModelFigures
+    after: ModelFigures
+    differences: tuple[Difference, ...]
+    by_norm_epsilon: dict[str, NormEpsilonFigures]
+    settings: dict[str, Any]
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,14 @@ from rich.table import Table
 
 from compressor.architectures.engines import engine_answers
 from compressor.calibration.tokens import PackedTokens
-from compressor.evaluation.language_modelling import HeldOutFigures
+from compressor.evaluation.tables import comparison_rows
 from compressor.export.model_card import ModelCardFacts, read_license
 from compressor.planning import RunPlan
 from compressor.report import (
     CalibrationReport,
     EvaluationReport,
     LayerReport,
+    NormEpsilonFigures,
     NormEpsilonReport,
     Report,
     VerificationReport,
@@ -33,7 +34,7 @@ class RunFacts:
     base_sha256: str
     layers: list[LayerReport]
     smallest_mean_square: float | None
-    figures: HeldOutFigures | None
+    evaluation: EvaluationReport | None
     verification: VerificationReport | None
     timings_s: dict[str, float]
 
@@ -61,7 +62,7 @@ def build_report(plan: RunPlan, facts: RunFacts) -> Report:
         layers=facts.layers,
         calibration=_calibration_report(plan, facts.tokens),
         recovery=None,
-        evaluation=_evaluation_report(selection.norm_epsilon, facts.figures),
+        evaluation=facts.evaluation,
         verification=facts.verification,
         engines=list(engine_lines(plan)),
         notes=[*plan.notes, *cut.engine_warnings, *facts.tokens.problems],
@@ -125,12 +126,7 @@ def card_facts(plan: RunPlan, report: Report) -> ModelCardFacts:
         calibration_sequence_length=report.calibration.sequence_length,
         calibration_seed=report.calibration.seed,
         calibration_sha256=report.calibration.sha256,
-        evaluation_text=None
-        if evaluation is None
-        else f"{evaluation.tokens:,} held-out tokens of the calibration source",
-        perplexity_before=None if evaluation is None else evaluation.before["perplexity"],
-        perplexity_after=None if evaluation is None else evaluation.after["perplexity"],
-        kl=None if evaluation is None else evaluation.after["kl"],
+        figures=() if evaluation is None else tuple(comparison_rows(evaluation.before, evaluation.after)),
         recovery=None,
         engine_notes=tuple(report.engines),
         versions=tuple(report.versions.items()),
@@ -139,23 +135,28 @@ def card_facts(plan: RunPlan, report: Report) -> ModelCardFacts:
 
 def result_table(report: Report) -> Table:
     """What a person reads at the end of a run."""
-    table = Table("", "before", "after", title=f"{report.base_model}: {report.method}, {report.ratio:.1%} removed")
+    title = f"{report.base_model}: {report.method}, {report.ratio:.1%} removed"
+    table = Table("", "before", "after", "difference ± s.e.", title=title)
     table.add_row("key width of a head", str(report.key_dim.before), str(report.key_dim.after))
     state, convolution = report.state_bytes_per_sequence, report.convolution_state_bytes_per_sequence
     table.add_row("state bytes per sequence", f"{state.before:,}", f"{state.after:,}")
     table.add_row("convolution state bytes", f"{convolution.before:,}", f"{convolution.after:,}")
     table.add_row("parameters", f"{report.parameters.before:,}", f"{report.parameters.after:,}")
-    if report.evaluation is None:
-        table.add_row("perplexity, KL", "not measured", "not measured")
-    else:
-        before, after = report.evaluation.before, report.evaluation.after
-        table.add_row("perplexity, held out", f"{before['perplexity']:.2f}", f"{after['perplexity']:.2f}")
-        for policy, kl in report.evaluation.kl_by_norm_epsilon.items():
-            chosen = " (written)" if policy == report.norm_epsilon.policy else ""
-            table.add_row(f"KL to original, epsilon {policy}{chosen}", "0", f"{kl:.4f}")
     table.add_row("worst max rho", "", f"{report.worst_rho:.3f}")
-    table.add_row("memory (retrieval)", "not measured", "not measured")
+    if report.evaluation is None:
+        table.add_row("perplexity, KL, memory (retrieval)", "not measured", "not measured")
+        return table
+    for row in comparison_rows(report.evaluation.before, report.evaluation.after):
+        table.add_row(*row)
+    for policy, figures in report.evaluation.by_norm_epsilon.items():
+        chosen = " (written)" if policy == report.norm_epsilon.policy else ""
+        table.add_row(f"KL with norm epsilon {policy}{chosen}: text, prompts", "", _divergences(figures))
     return table
+
+
+def _divergences(figures: NormEpsilonFigures) -> str:
+    values = (figures.kl_text, figures.kl_prompts)
+    return ", ".join("not measured" if value is None else f"{value:.4f}" for value in values)
 
 
 def plan_table(plan: RunPlan) -> Table:
@@ -185,16 +186,4 @@ def _calibration_report(plan: RunPlan, tokens: PackedTokens) -> CalibrationRepor
         seed=runtime.seed,
         dtype=runtime.dtype,
         device=runtime.device,
-    )
-
-
-def _evaluation_report(policy: str, figures: HeldOutFigures | None) -> EvaluationReport | None:
-    if figures is None:
-        return None
-    return EvaluationReport(
-        tokens=figures.tokens,
-        before={"perplexity": figures.perplexity_before},
-        after={"perplexity": figures.after[policy].perplexity, "kl": figures.after[policy].kl},
-        kl_by_norm_epsilon={name: variant.kl for name, variant in figures.after.items()},
-        perplexity_by_norm_epsilon={name: variant.perplexity for name, variant in figures.after.items()},
     )

@@ -30,8 +30,8 @@ class ModelCardFacts:
     """What the card says. None is for what is unknown or was not measured, and is printed so.
 
     `base_name` is for readers, `base_model` the Hub id (None for a local folder). `ratio` is the share
-    of key/query channels removed. Perplexities are per token, `kl` is in nats a token against the base
-    model, all on `evaluation_text`. `needs_fla` is for families whose classes flash-linear-attention
+    of key/query channels removed. `figures` are rows of name, base model, this model and difference; none
+    where nothing was measured. `needs_fla` is for families whose classes flash-linear-attention
     registers. `engine_notes` and `versions` (name, version) are printed one a line.
     """
 
@@ -61,10 +61,7 @@ class ModelCardFacts:
     calibration_sequence_length: int
     calibration_seed: int
     calibration_sha256: str | None
-    evaluation_text: str | None
-    perplexity_before: float | None
-    perplexity_after: float | None
-    kl: float | None
+    figures: tuple[tuple[str, str, str, str], ...]
     recovery: str | None
     engine_notes: tuple[str, ...]
     versions: tuple[tuple[str, str], ...]
@@ -170,21 +167,14 @@ def _how_it_was_made(facts: ModelCardFacts) -> str:
 
 
 def _figures(facts: ModelCardFacts) -> str:
-    text = "" if facts.evaluation_text is None else f" on {_line(facts.evaluation_text)}"
-    before, after = _number(facts.perplexity_before, 2), _number(facts.perplexity_after, 2)
-    base_kl = _UNKNOWN if facts.kl is None else "0"
-    return "\n".join(
-        [
-            "## Figures",
-            "",
-            "| | base model | this model |",
-            "|---|---:|---:|",
-            f"| Perplexity a token{text} | {before} | {after} |",
-            f"| KL to the base model, nats a token | {base_kl} | {_number(facts.kl, 4)} |",
-            "",
-            "`compression.json` has every figure, per layer and head; `selection.json` has the kept channels.",
-        ]
-    )
+    lines = ["## Figures", ""]
+    if facts.figures:
+        lines += ["| | base model | this model | difference ± standard error |", "|---|---:|---:|---:|"]
+        lines += ["| " + " | ".join(_line(cell) for cell in row) + " |" for row in facts.figures]
+    else:
+        lines += ["Perplexity, divergence and memory (retrieval) were not measured."]
+    lines += ["", "`compression.json` has every figure, per layer and head; `selection.json` has the kept channels."]
+    return "\n".join(lines)
 
 
 def _loading(facts: ModelCardFacts) -> str:
@@ -240,10 +230,6 @@ def _reproduction(facts: ModelCardFacts) -> str:
     if facts.versions:
         lines += ["", "Made with " + ", ".join(f"{name} {version}" for name, version in facts.versions) + "."]
     return "\n".join(lines)
-
-
-def _number(value: float | None, digits: int) -> str:
-    return _UNKNOWN if value is None else f"{value:,.{digits}f}"
 
 
 def _change(before: int, after: int) -> str:

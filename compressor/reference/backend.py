@@ -32,7 +32,7 @@ def import_fla() -> None:
 
 
 def enable_for_fla() -> None:
-    """Let fla's GatedDeltaNet and DeltaNet models, hybrids with softmax layers included, run on CPU tensors.
+    """Let fla's GatedDeltaNet, GatedDeltaProduct and DeltaNet models run on CPU tensors, hybrids included.
 
     Softmax layers can be built without flash-attn afterwards; on a GPU they then raise RunError.
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from compressor.reference.delta_product import chunked_gated_delta_product
 from compressor.reference.precision import working_dtype
 from compressor.reference.recurrence import chunked_gated_delta_rule, recurrent_gated_delta_rule
 
@@ -159,3 +160,34 @@ def fused_recurrent_delta_rule(
         use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
         cu_seqlens=cu_seqlens,
     )
+
+
+def chunk_gated_delta_product(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None,
+    beta: Tensor,
+    num_householder: int,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_cpu: Tensor | None = None,
+    cp_context: None = None,
+) -> _Result:
+    """fla.ops.gated_delta_product.chunk_gated_delta_product."""
+    output, state = chunked_gated_delta_product(
+        q,
+        k,
+        v,
+        g,
+        beta,
+        num_householder,
+        scale=scale,
+        initial_state=initial_state,
+        use_qk_l2norm=use_qk_l2norm_in_kernel,
+        cu_seqlens=cu_seqlens,
+    )
+    return output, state if output_final_state else None

@@ -8,6 +8,7 @@ from typing import Any
 import fla.layers.attn
 import fla.layers.delta_net
 import fla.layers.gated_deltanet
+import fla.layers.gated_deltaproduct
 from fla.backends import BaseBackend, register
 from fla.modules.activations import ops as activations
 from fla.modules.causal_conv1d import ops as convolution
@@ -47,6 +48,7 @@ _KERNELS = {
 
 _UNDISPATCHED_RECURRENCES = {
     fla.layers.gated_deltanet: ("fused_recurrent_gated_delta_rule",),
+    fla.layers.gated_deltaproduct: ("chunk_gated_delta_product", "fused_recurrent_gated_delta_rule"),
     fla.layers.delta_net: ("chunk_delta_rule", "fused_recurrent_delta_rule"),
 }
 

@@ -1,0 +1,143 @@
+"""The verbs `compress evaluate` and `compress compare`: options in, tables out. Imports no torch at start-up."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from compressor.errors import RequestError
+from compressor.recipe import EvaluationSection
+
+_TASKS = """tasks:
+  niah_single_1..3, niah_multikey_1..3, niah_multivalue, niah_multiquery, niah_word, niah_keys_N, vt, vt_CxH,
+  cwe, cwe_N, fwe, recall, recall_N, completion, and lm_eval:NAME for tasks of lm-eval, which come last:
+  --tasks niah_single_1,vt,lm_eval:wikitext,lambada_openai"""
+
+
+def evaluate_command(words: list[str]) -> int:
+    """`compress evaluate`; returns the exit status."""
+    arguments = vars(_evaluate_parser().parse_args(words))
+    arguments.pop("debug", None)
+    request = {
+        name: arguments.pop(name)
+        for name in ("model", "revision", "baseline", "baseline_revision", "dtype", "device", "trust_remote_code")
+        if name in arguments
+    }
+    seed, output = arguments.pop("seed", 0), arguments.pop("output", None)
+    section = EvaluationSection.from_settings(arguments)
+    if seed < 0:
+        raise RequestError(f"--seed {seed} is below 0; use 0 or more.")
+    from compressor.evaluating import EvaluationRequest, evaluate
+    from compressor.evaluation.tables import comparison_table, model_table
+
+    console = Console()
+    result = evaluate(EvaluationRequest(section=section, seed=seed, output=output, **request), console)
+    console.print(
+        model_table(result.model) if result.baseline is None else comparison_table([result.baseline, result.model])
+    )
+    if output is not None:
+        console.print(f"result: {output}", soft_wrap=True, highlight=False)
+    return 0
+
+
+def compare_command(words: list[str]) -> int:
+    """`compress compare`; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="compress compare",
+        description="The first model against the others: results of compress evaluate, or compressed folders.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("results", type=Path, metavar="FILE", nargs="+", help="JSON file, or a compressed folder")
+    parser.add_argument(
+        "--figure", type=Path, metavar="FILE", help="draw quality against state size (.png, .svg, .pdf)"
+    )
+    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+    arguments = parser.parse_args(words)
+    from compressor.evaluation.figure import check_figure_path, draw_quality
+    from compressor.evaluation.result_files import read_models
+    from compressor.evaluation.tables import comparison_table
+
+    if arguments.figure is not None:
+        check_figure_path(arguments.figure)
+    found = [read_models(path) for path in arguments.results]
+    # One file with its own baseline is a comparison already; of several, each one's model is meant.
+    models = list(found[0]) if len(found) == 1 else [each[-1] for each in found]
+    if len(models) < 2:
+        raise RequestError(f"{arguments.results[0]} holds one model; give a second file to compare it with.")
+    console = Console()
+    console.print(comparison_table(models))
+    if arguments.figure is not None:
+        draw_quality(models, arguments.figure)
+        console.print(f"figure: {arguments.figure}", soft_wrap=True, highlight=False)
+    return 0
+
+
+def _evaluate_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="compress evaluate",
+        description="Measure a model on text and on prompts that need its memory, alone or against a baseline.",
+        epilog=_TASKS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("model", metavar="MODEL", nargs="?", help="a folder or Hub id; default: the bundled demo model")
+    add("--revision", help="branch, tag or commit of a Hub model")
+    add("--baseline", metavar="MODEL", help="model to compare with, such as the original: differences and KL")
+    add("--baseline-revision", metavar="REVISION", help="the same for the baseline")
+    add("--output", type=Path, metavar="FILE", help="JSON file for the results")
+    _add_prompt_options(parser)
+    _add_text_options(parser)
+    run = parser.add_argument_group("run")
+    run.add_argument("--seed", type=int, help="of the prompts (default: 0)")
+    run.add_argument("--batch-size", type=int, metavar="B", help="sequences at once (default: 32)")
+    run.add_argument("--dtype", help="auto, float32, bfloat16, float16 (default: auto, bfloat16 on a GPU)")
+    run.add_argument("--device", help="auto, cpu, cuda, cuda:N (default: auto)")
+    run.add_argument("--trust-remote-code", action="store_true", help="let the tokenizer run the model's code")
+    run.add_argument("--debug", action="store_true", help="show tracebacks")
+    return parser
+
+
+def _add_prompt_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("prompts").add_argument
+    add("--suite", help="quick (4 tasks x 24 at 512 tokens) or full (13 x 256 at 2048) (default: quick)")
+    add("--tasks", type=_names, metavar="A,B", help="instead of the suite's")
+    add("--lengths", type=_numbers, metavar="N,M", help="tokens of prompt and output, instead of the suite's")
+    add("--samples", type=int, metavar="N", help="prompts of each task and length; documents of each lm-eval task")
+    add(
+        "--mode",
+        help="teacher-forced (one pass) or generation (greedy, with the cache); quick: the first, full: the second",
+    )
+    add("--haystack", metavar="FILE", help="text for haystacks (default: the bundled text)")
+    add("--completion", metavar="FILE", help="JSON or JSONL with the fields text and value (default: bundled passages)")
+    add("--lm-eval-tasks", metavar="DIR", help="folder of further task files for lm-eval")
+    add("--allow-extrapolation", action="store_true", help="ask beyond the context length of the config")
+
+
+def _add_text_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("text").add_argument
+    add(
+        "--text",
+        dest="texts",
+        action="append",
+        metavar="SOURCE",
+        help="held-out text: a .txt/.jsonl/.parquet file or folder, a Hub data set id, demo; may be given again "
+        "(default: demo)",
+    )
+    add("--windows", type=int, metavar="N", help="most windows of each text (quick: 16, full: 64)")
+    add("--window-length", type=int, metavar="T", help="tokens of a window (quick: 512, full: 2048)")
+    add("--windowing", help="disjoint, sliding, or rolling as lm-eval's perplexities (default: disjoint)")
+    add("--stride", type=int, metavar="N", help="new tokens of each sliding window (default: half a window)")
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _numbers(text: str) -> list[Any]:
+    """Words that are no numbers are left to the section, which says what is wrong with them."""
+    return [int(part) if part.strip().lstrip("-").isdigit() else part for part in text.split(",")]

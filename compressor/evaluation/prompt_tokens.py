@@ -1,0 +1,142 @@
+"""Prompts as token ids, and where their answers stand in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from compressor.errors import RequestError
+from compressor.evaluation.token_spans import EncodedText, Span, encode_texts, token_span
+from compressor.prompts.base import CountTokens, Prompt
+
+TAIL_CHARACTERS = 64
+"""Characters of a prompt's end that are encoded together with its completion."""
+
+PROMPTS_PER_CALL = 64
+"""Prompts given to the tokenizer at once, which encodes them in parallel."""
+
+
+@dataclass(frozen=True)
+class PromptTokens:
+    """`prompt` int64 [P] is what a model reads first, `whole` int64 [P + C] that and the ideal completion.
+
+    `answers` are the half-open ranges in `whole` of the tokens that carry a character of each answer.
+    """
+
+    prompt: Tensor
+    whole: Tensor
+    answers: tuple[Span, ...]
+
+
+def encode_prompts(
+    tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt], vocab_size: int
+) -> list[PromptTokens]:
+    """Token ids for a model with `vocab_size` embeddings.
+
+    A prompt gets the tokens that the tokenizer puts before a sequence (BOS) once, and none at its end.
+    `whole` begins with `prompt`, so it is what a model goes through that reads the prompt and then
+    generates the completion.
+
+    Raises:
+        RequestError: the tokenizer gives no tokens for a prompt, a completion or an answer, or a token
+            that has no embedding.
+        ValueError: an answer does not occur in the completion after the one before it.
+    """
+    prefix = special_prefix(tokenizer)
+    encoded: list[PromptTokens] = []
+    for start in range(0, len(prompts), PROMPTS_PER_CALL):
+        encoded.extend(_encode_group(tokenizer, prompts[start : start + PROMPTS_PER_CALL], prefix))
+    highest = max((int(tokens.whole.max()) for tokens in encoded), default=-1)
+    if highest >= vocab_size:
+        raise RequestError(
+            f'the tokenizer gives token {highest} ("{tokenizer.convert_ids_to_tokens(highest)}") and the model has '
+            f"embeddings for {vocab_size:,} tokens; put the tokenizer that the model was trained with into its folder."
+        )
+    return encoded
+
+
+def token_counter(tokenizer: PreTrainedTokenizerBase) -> CountTokens:
+    """Counts the tokens that `encode_prompts` makes of a prompt's text."""
+    prefix = special_prefix(tokenizer)
+
+    def count_tokens(text: str) -> int:
+        (encoded,) = encode_texts(tokenizer, [text])
+        return len(_with_prefix(encoded.ids, prefix))
+
+    return count_tokens
+
+
+def special_prefix(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """What the tokenizer puts before every sequence, such as BOS; nothing where it puts nothing."""
+    (bare,) = encode_texts(tokenizer, ["a"])
+    (whole,) = encode_texts(tokenizer, ["a"], special=True)
+    starts = range(len(whole.ids) - len(bare.ids) + 1) if bare.ids else range(0)
+    found = (start for start in starts if whole.ids[start : start + len(bare.ids)] == bare.ids)
+    return whole.ids[: next(found, 0)]
+
+
+def _with_prefix(ids: list[int], prefix: list[int]) -> list[int]:
+    """Once, also where the text itself begins with BOS."""
+    return ids if ids[: len(prefix)] == prefix else prefix + ids
+
+
+def _encode_group(
+    tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt], prefix: list[int]
+) -> Iterator[PromptTokens]:
+    """The completion is encoded behind the last characters of its prompt, as tokenizers treat a text's start apart."""
+    tails = encode_texts(tokenizer, [prompt.text[-TAIL_CHARACTERS:] for prompt in prompts])
+    behind = [tail.text + prompt.completion for tail, prompt in zip(tails, prompts, strict=True)]
+    joined = encode_texts(tokenizer, behind, offsets=True)
+    texts = encode_texts(tokenizer, [prompt.text for prompt in prompts])
+    for prompt, text, tail, both in zip(prompts, texts, tails, joined, strict=True):
+        _require_tokens(prompt, prompt.text, text.ids)
+        question = _with_prefix(text.ids, prefix)
+        if both.ids[: len(tail.ids)] == tail.ids:
+            yield _behind_prompt(tokenizer, prompt, question, both, len(tail.text), len(tail.ids))
+        else:
+            # A token would reach over the prompt's end, and a model that has read the prompt cannot choose it any more.
+            (apart,) = encode_texts(tokenizer, [prompt.completion], offsets=True)
+            yield _behind_prompt(tokenizer, prompt, question, apart, 0, 0)
+
+
+def _behind_prompt(
+    tokenizer: PreTrainedTokenizerBase,
+    prompt: Prompt,
+    question: list[int],
+    encoded: EncodedText,
+    characters: int,
+    tokens: int,
+) -> PromptTokens:
+    """`encoded` is the completion, behind `characters` and `tokens` that belong to the prompt."""
+    completion = encoded.ids[tokens:]
+    _require_tokens(prompt, prompt.completion, completion)
+    answers = []
+    for begin, stop in _answer_characters(prompt):
+        first, last = token_span(tokenizer, encoded, characters + begin, characters + stop)
+        first = max(first, tokens)
+        _require_tokens(prompt, prompt.completion[begin:stop], encoded.ids[first:last])
+        answers.append((first - tokens + len(question), last - tokens + len(question)))
+    return PromptTokens(torch.tensor(question), torch.tensor(question + completion), tuple(answers))
+
+
+def _answer_characters(prompt: Prompt) -> Iterator[Span]:
+    """Where each answer stands in the completion, behind the one before it."""
+    begin = 0
+    for answer in prompt.answers:
+        begin = prompt.completion.find(answer, begin)
+        if begin < 0 or not answer:
+            raise ValueError(f"{prompt.task}: the completion {prompt.completion!r} lacks the answer {answer!r}")
+        yield begin, begin + len(answer)
+        begin += len(answer)
+
+
+def _require_tokens(prompt: Prompt, text: str, ids: list[int]) -> None:
+    if not ids:
+        raise RequestError(
+            f'the tokenizer gives no tokens for "{text[:40]}", {len(text)} characters of a prompt of {prompt.task}; '
+            "put the tokenizer that the model was trained with into its folder."
+        )
