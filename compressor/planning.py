@@ -82,9 +82,7 @@ def plan_run(recipe: Recipe, options: RunOptions) -> RunPlan:
     tokenizer = load_tokenizer(configured.folder.path, recipe.runtime.trust_remote_code)
     documents = open_documents(_text_source(recipe.calibration))
     evaluation = (
-        plan_evaluation(
-            recipe.evaluation, configured.config, tokenizer, recipe.runtime.seed, recipe.evaluation.texts
-        )
+        plan_evaluation(recipe.evaluation, configured.config, tokenizer, recipe.runtime.seed, recipe.evaluation.texts)
         if recipe.export.evaluate
         else None
     )

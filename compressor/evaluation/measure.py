@@ -89,7 +89,8 @@ def compare(
     texts = [
         (text.name, compare_text(reference, model, text.windows, size, on_tokens=on_tokens)) for text in material.texts
     ]
-    before, after = [], []
+    before: list[TaskFigures] = []
+    after: list[TaskFigures] = []
     for prompts in material.prompt_sets:
         pair = compare_teacher_forced(reference, model, prompts.prompts, prompts.encoded, size, on_tokens)
         for figures, results, asked in zip((before, after), pair, (reference, model), strict=True):

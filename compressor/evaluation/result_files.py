@@ -80,7 +80,7 @@ def read_models(path: Path) -> tuple[ModelFigures, ...]:
 def _entries(content: object) -> list[Any]:
     if not isinstance(content, Mapping):
         return []
-    if isinstance(content.get("evaluation"), Mapping):
-        content = content["evaluation"]
+    inner = content.get("evaluation")
+    content = inner if isinstance(inner, Mapping) else content
     names = ("before", "after") if "after" in content else ("baseline", "model")
     return [content[name] for name in names if isinstance(content.get(name), Mapping)]
