@@ -46,5 +46,5 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(PIP_INSTALL) --editable '.[dev,benchmarks]'
+	$(PIP_INSTALL) --editable '.[dev]'
 	@touch $@ $(VENV)/.installed

@@ -32,7 +32,8 @@ def test_compress_returns_what_it_wrote(tmp_path: Path, capsys: pytest.CaptureFi
     assert isinstance(report, Report)
     assert (report.key_dim.before, report.key_dim.after, report.output_dir) == (16, 8, str(output))
     assert report.evaluation is not None
-    assert report.evaluation.after["kl"] > 0
+    assert report.evaluation.after.kl_text is not None
+    assert report.evaluation.after.kl_text > 0
     assert 0 < report.worst_rho <= 1.5
     assert report.verification is None
     assert capsys.readouterr() == ("", ""), "nothing is printed without a console"

@@ -47,7 +47,7 @@ def test_trained_models(name: str, shared_models: Path, tmp_path: Path) -> None:
         pytest.skip(f"not measured: {shared_models / name} is absent")
     report = run([str(shared_models / name), "--calibration-samples", "16"], tmp_path / "out")
     assert report["verification"]["generated_by"] == "stock kernels"
-    assert 0 < report["evaluation"]["after"]["kl"] < 0.5
+    assert 0 < report["evaluation"]["after"]["kl_text"] < 0.5
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

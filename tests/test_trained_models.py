@@ -27,10 +27,13 @@ def check(model: list[str], folder: Path) -> None:
     assert max(rho for layer in report["layers"] for rho in layer["max_rho"]) <= 1.5
     assert not any(deficient for layer in report["layers"] for deficient in layer["rank_deficient"])
     chance = run(model, folder / "random", "--method", "random", "--no-verify")
-    kl = report["evaluation"]["kl_by_norm_epsilon"]
+    kl = {name: figures["kl_text"] for name, figures in report["evaluation"]["by_norm_epsilon"].items()}
     assert 0 < kl["scaled"] < kl["keep"] < 0.3
-    assert kl["keep"] < 0.6 * chance["evaluation"]["after"]["kl"]
-    assert report["evaluation"]["before"]["perplexity"] < report["evaluation"]["after"]["perplexity"] < 60
+    assert kl["keep"] < 0.6 * chance["evaluation"]["after"]["kl_text"]
+    before, after = (
+        report["evaluation"][name]["texts"][0]["figures"]["token_perplexity"] for name in ("before", "after")
+    )
+    assert before < after < 60
 
 
 def test_bundled_model(tmp_path: Path) -> None:

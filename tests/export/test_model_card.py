@@ -39,10 +39,10 @@ FACTS = ModelCardFacts(
     calibration_sequence_length=2048,
     calibration_seed=7,
     calibration_sha256="ab" * 32,
-    evaluation_text="held-out prose",
-    perplexity_before=30.967,
-    perplexity_after=34.3,
-    kl=0.0764,
+    figures=(
+        ("perplexity a token, prose", "30.97", "34.30", ""),
+        ("niah_single_1 at 512", "100.0%", "91.7%", "-8.3 ± 5.8"),
+    ),
     recovery=None,
     engine_notes=("vLLM on Hopper: `--gdn-prefill-backend triton`",),
     versions=(("linear-attention-compressor", "0.1.0"), ("torch", "2.13.0")),
@@ -57,10 +57,7 @@ UNKNOWN = dataclasses.replace(
     norm_epsilon_before=None,
     norm_epsilon_after=None,
     calibration_sha256=None,
-    evaluation_text=None,
-    perplexity_before=None,
-    perplexity_after=None,
-    kl=None,
+    figures=(),
     engine_notes=(),
     versions=(),
 )
@@ -103,8 +100,8 @@ def test_tables() -> None:
     assert table_row(card, "Key/query width") == ["128", "64", "-50.0%"]
     assert table_row(card, "State bytes") == ["18,874,368", "9,437,184", "-50.0%"]
     assert table_row(card, "Parameters") == ["1,000,000", "990,000", "-1.0%"]
-    assert table_row(card, "Perplexity a token on held-out prose") == ["30.97", "34.30"]
-    assert table_row(card, "KL to the base model") == ["0", "0.0764"]
+    assert table_row(card, "perplexity a token, prose") == ["30.97", "34.30", ""]
+    assert table_row(card, "niah_single_1 at 512") == ["100.0%", "91.7%", "-8.3 ± 5.8"]
 
 
 def test_how_it_was_made() -> None:
@@ -128,8 +125,7 @@ def test_how_it_was_made() -> None:
 
 def test_what_was_not_measured_is_said_so() -> None:
     card = render_model_card(UNKNOWN)
-    assert table_row(card, "Perplexity a token") == ["not measured", "not measured"]
-    assert table_row(card, "KL to the base model") == ["not measured", "not measured"]
+    assert "Perplexity, divergence and memory (retrieval) were not measured." in card
     assert "worst `rho` over all heads: not measured" in card
     assert "Norm epsilon: scaled\n" in card
     assert "None" not in card
