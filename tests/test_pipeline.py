@@ -129,8 +129,8 @@ def test_scaled_epsilon_reports_both_divergences(tmp_path: Path) -> None:
         assert report["evaluation"]["after"]["kl_text"] == report["evaluation"]["by_norm_epsilon"][policy]["kl_text"]
     assert reports["scaled"]["norm_epsilon"]["smallest_mean_square_of_other_norms"] > 0
     kept, scaled = (reports[policy]["evaluation"]["by_norm_epsilon"] for policy in ("keep", "scaled"))
-    for policy in ("keep", "scaled"):
-        assert kept[policy]["kl_text"] == pytest.approx(scaled[policy]["kl_text"], rel=1e-2)
+    for policy in ("keep", "scaled"):  # up to the other norms, which read the same epsilon
+        assert kept[policy]["kl_text"] == pytest.approx(scaled[policy]["kl_text"], rel=3e-2)
 
 
 def test_scaled_epsilon_is_refused_where_other_norms_are_small(

@@ -17,9 +17,14 @@ ValueKind = Literal["numbers", "words", "uuids"]
 
 
 @cache
+def _lists() -> RandomWord:
+    return RandomWord()
+
+
+@cache
 def word_list(category: Literal["noun", "adjective", "verb"], split: Split) -> tuple[str, ...]:
     """The split's words of one category without white space in them, sorted."""
-    words = RandomWord().filter(include_categories=[category], exclude_with_spaces=True)
+    words: list[str] = _lists().filter(include_categories=[category], exclude_with_spaces=True)
     return tuple(word for word in sorted(set(words)) if in_split(word, split))
 
 
