@@ -14,7 +14,19 @@ OPTIONS = ["--ratio", "0.5", "--device", "cpu", "--calibration", "demo", "--sequ
 
 
 def run(model: list[str], output: Path, *options: str) -> dict[str, Any]:
-    words = [*model, *OPTIONS, "--calibration-samples", "8", "--output-dir", str(output), *options]
+    recipe = output.with_suffix(".yaml")
+    recipe.write_text("evaluation: {tasks: [niah_single_1], samples: 2}\n")
+    words = [
+        *model,
+        *OPTIONS,
+        "--recipe",
+        str(recipe),
+        "--calibration-samples",
+        "8",
+        "--output-dir",
+        str(output),
+        *options,
+    ]
     assert main(words) == 0
     return json.loads((output / "compression.json").read_text())
 
