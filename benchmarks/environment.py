@@ -3,28 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from compressor.report import installed_versions
+from compressor.report import installed_hardware, installed_versions
 
 
 def environment() -> dict[str, Any]:
     """Hardware, versions and commit, as JSON values."""
-    return {
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "cpu": platform.processor() or platform.machine(),
-        "threads": torch.get_num_threads(),
-        "cores": os.cpu_count(),
-        "versions": installed_versions(),
-        "commit": _commit(),
-    }
+    return {**installed_hardware(), "versions": installed_versions(), "commit": _commit()}
 
 
 def write_result(path: Path | None, result: Mapping[str, Any]) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import platform
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +25,7 @@ from compressor.material import EvaluationPlan, make_material, plan_evaluation
 from compressor.preparation import ConfiguredModel, Source, open_model, open_source, state_bytes
 from compressor.progress import StageReporter
 from compressor.recipe import EvaluationSection
-from compressor.report import installed_versions
+from compressor.report import installed_hardware, installed_versions
 
 
 @dataclass(frozen=True)
@@ -110,7 +108,7 @@ def evaluate(request: EvaluationRequest, console: Console | None = None) -> Eval
         },
         notes=plan.notes,
         timings_s={name: round(seconds, 3) for name, seconds in reporter.seconds.items()},
-        hardware=hardware(device),
+        hardware=installed_hardware(),
         versions=installed_versions(),
     )
     if request.output is not None:
@@ -136,12 +134,6 @@ def measure_lm_eval(
         figures = run_lm_eval(model, tokenizer, tasks, limit, plan.section.batch_size, plan.seed)
         advance(len(tasks.names))
     return figures
-
-
-def hardware(device: torch.device) -> dict[str, str]:
-    """What the figures were measured on."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
-    return {"device": name, "cpus": str(os.cpu_count()), "threads": str(torch.get_num_threads())}
 
 
 def _measure(

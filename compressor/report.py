@@ -5,11 +5,14 @@ Field names are stable; the README documents them. A figure that was not measure
 
 from __future__ import annotations
 
+import os
 import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
+
+import torch
 
 from compressor.evaluation.results import Difference, ModelFigures
 
@@ -153,6 +156,16 @@ def installed_versions() -> dict[str, str]:
         except PackageNotFoundError:
             versions[package] = "not installed"
     return versions
+
+
+def installed_hardware() -> dict[str, str | int | None]:
+    """What a figure was measured on; `gpu` is None without one."""
+    return {
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "cpu": platform.processor() or platform.machine(),
+        "threads": torch.get_num_threads(),
+        "cores": os.cpu_count(),
+    }
 
 
 def chained_provenance(compression: Mapping[str, Any] | None) -> dict[str, Any] | None:

@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from compressor.calibration.documents import ChatDocument, Document, clean_text
 from compressor.errors import RequestError
+from compressor.tokenization import encode_texts, require_embedding, special_prefix, with_prefix
 
 PIECE_CHARACTERS = 1 << 16
 
@@ -33,7 +34,7 @@ class DocumentEncoder:
         self.separator = end if isinstance(end, int) else None
         self._require_embedding(-1 if self.separator is None else self.separator)
         word = self._encode("a")
-        self._prefix = _before(word, self._encode("a", special=True))
+        self._prefix = special_prefix(tokenizer)
         # Some tokenizers put a space before every text, a second one where it begins with one.
         two_words = self._encode("a b")
         self._adds_space = two_words == word + self._encode("b") != word + self._encode(" b")
@@ -63,9 +64,7 @@ class DocumentEncoder:
             ids += self._encode(piece)
             if len(ids) >= limit:
                 break
-        if ids and ids[: len(prefix)] != prefix:
-            ids = prefix + ids
-        ids = ids[:limit]
+        ids = with_prefix(ids, prefix)[:limit] if ids else ids
         self._require_embedding(max(ids, default=-1))
         return ids
 
@@ -79,12 +78,7 @@ class DocumentEncoder:
         )
 
     def _require_embedding(self, token: int) -> None:
-        if token >= self._vocab_size:
-            raise RequestError(
-                f'the tokenizer gives token {token} ("{self._tokenizer.convert_ids_to_tokens(token)}") and the model '
-                f"has embeddings for {self._vocab_size:,} tokens; put the tokenizer that the model was trained with "
-                "into its folder."
-            )
+        require_embedding(self._tokenizer, token, self._vocab_size)
 
     def _rendered(self, document: ChatDocument) -> tuple[str, ...]:
         if self._tokenizer.chat_template is None:
@@ -102,17 +96,9 @@ class DocumentEncoder:
             return ()
         return (str(rendered),)
 
-    def _encode(self, text: str, special: bool = False) -> list[int]:
-        encoded = self._tokenizer(
-            text,
-            add_special_tokens=special,
-            padding=False,
-            truncation=False,
-            return_attention_mask=False,
-            return_token_type_ids=False,
-            verbose=False,
-        )
-        return cast("list[int]", encoded["input_ids"])
+    def _encode(self, text: str) -> list[int]:
+        (encoded,) = encode_texts(self._tokenizer, [text])
+        return encoded.ids
 
 
 def pieces(chunks: Iterable[str], size: int) -> Iterator[str]:
@@ -148,14 +134,6 @@ def _boundary(text: str, start: int, end: int) -> int:
             return at + 1
         at = text.rfind("\n", start, at)
     return end
-
-
-def _before(part: list[int], whole: list[int]) -> list[int]:
-    """What stands in `whole` before its first occurrence of `part`; nothing where `part` is empty or absent."""
-    for start in range(len(whole) - len(part) + 1):
-        if part and whole[start : start + len(part)] == part:
-            return whole[:start]
-    return []
 
 
 def _cleaned(message: Mapping[str, object]) -> dict[str, object]:

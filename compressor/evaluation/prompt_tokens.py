@@ -10,8 +10,16 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from compressor.errors import RequestError
-from compressor.evaluation.token_spans import EncodedText, Span, encode_texts, token_span
+from compressor.evaluation.token_spans import token_span
 from compressor.prompts.base import CountTokens, Prompt
+from compressor.tokenization import (
+    EncodedText,
+    Span,
+    encode_texts,
+    require_embedding,
+    special_prefix,
+    with_prefix,
+)
 
 TAIL_CHARACTERS = 64
 """Characters of a prompt's end that are encoded together with its completion."""
@@ -51,11 +59,7 @@ def encode_prompts(
     for start in range(0, len(prompts), PROMPTS_PER_CALL):
         encoded.extend(_encode_group(tokenizer, prompts[start : start + PROMPTS_PER_CALL], prefix))
     highest = max((int(tokens.whole.max()) for tokens in encoded), default=-1)
-    if highest >= vocab_size:
-        raise RequestError(
-            f'the tokenizer gives token {highest} ("{tokenizer.convert_ids_to_tokens(highest)}") and the model has '
-            f"embeddings for {vocab_size:,} tokens; put the tokenizer that the model was trained with into its folder."
-        )
+    require_embedding(tokenizer, highest, vocab_size)
     return encoded
 
 
@@ -65,23 +69,9 @@ def token_counter(tokenizer: PreTrainedTokenizerBase) -> CountTokens:
 
     def count_tokens(text: str) -> int:
         (encoded,) = encode_texts(tokenizer, [text])
-        return len(_with_prefix(encoded.ids, prefix))
+        return len(with_prefix(encoded.ids, prefix))
 
     return count_tokens
-
-
-def special_prefix(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """What the tokenizer puts before every sequence, such as BOS; nothing where it puts nothing."""
-    (bare,) = encode_texts(tokenizer, ["a"])
-    (whole,) = encode_texts(tokenizer, ["a"], special=True)
-    starts = range(len(whole.ids) - len(bare.ids) + 1) if bare.ids else range(0)
-    found = (start for start in starts if whole.ids[start : start + len(bare.ids)] == bare.ids)
-    return whole.ids[: next(found, 0)]
-
-
-def _with_prefix(ids: list[int], prefix: list[int]) -> list[int]:
-    """Once, also where the text itself begins with BOS."""
-    return ids if ids[: len(prefix)] == prefix else prefix + ids
 
 
 def _encode_group(
@@ -94,7 +84,7 @@ def _encode_group(
     texts = encode_texts(tokenizer, [prompt.text for prompt in prompts])
     for prompt, text, tail, both in zip(prompts, texts, tails, joined, strict=True):
         _require_tokens(prompt, prompt.text, text.ids)
-        question = _with_prefix(text.ids, prefix)
+        question = with_prefix(text.ids, prefix)
         if both.ids[: len(tail.ids)] == tail.ids:
             yield _behind_prompt(tokenizer, prompt, question, both, len(tail.text), len(tail.ids))
         else:

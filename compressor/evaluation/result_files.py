@@ -30,18 +30,12 @@ class EvaluationFile:
     settings: dict[str, Any]
     notes: tuple[str, ...]
     timings_s: dict[str, float]
-    hardware: dict[str, str]
+    hardware: dict[str, str | int | None]
     versions: dict[str, str]
 
     def to_json(self) -> dict[str, Any]:
         data: dict[str, Any] = TypeAdapter(EvaluationFile).dump_python(self, mode="json")
         return data
-
-
-def model_figures_json(figures: ModelFigures) -> dict[str, Any]:
-    """As part of another report."""
-    data: dict[str, Any] = TypeAdapter(ModelFigures).dump_python(figures, mode="json")
-    return data
 
 
 def read_models(path: Path) -> tuple[ModelFigures, ...]:

@@ -3,42 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import cast
 
 from transformers import PreTrainedTokenizerBase
 
-Span = tuple[int, int]
-"""A half-open range."""
-
-
-@dataclass(frozen=True)
-class EncodedText:
-    """The tokens of `text`, and the characters of each where the tokenizer is one of `tokenizers` (a fast one)."""
-
-    text: str
-    ids: list[int]
-    offsets: list[Span] | None
-
-
-def encode_texts(
-    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], special: bool = False, offsets: bool = False
-) -> list[EncodedText]:
-    """Encode each text by itself, with the special tokens of a sequence around it if `special`."""
-    offsets = offsets and tokenizer.is_fast
-    encoded = tokenizer(
-        list(texts),
-        add_special_tokens=special,
-        padding=False,
-        truncation=False,
-        return_attention_mask=False,
-        return_token_type_ids=False,
-        return_offsets_mapping=offsets,
-        verbose=False,
-    )
-    ids = cast("list[list[int]]", encoded["input_ids"])
-    spans = cast("list[list[Span]]", encoded["offset_mapping"]) if offsets else [None] * len(ids)
-    return [EncodedText(*parts) for parts in zip(texts, ids, spans, strict=True)]
+from compressor.tokenization import EncodedText, Span, encode_texts
 
 
 def token_span(tokenizer: PreTrainedTokenizerBase, encoded: EncodedText, begin: int, stop: int) -> Span:

@@ -22,6 +22,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from compressor.errors import RequestError
+from compressor.tokenization import encode_texts
 
 _SPACE = re.compile(r"\s+")
 
@@ -217,18 +218,10 @@ def _beginnings(text: str, limit: int | None) -> Iterator[str]:
 
 def _encode(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[list[int], np.ndarray | None]:
     """Token ids, and int64 [T] the position in `text` where each token ends."""
-    encoded = tokenizer(
-        text,
-        add_special_tokens=False,
-        padding=False,
-        truncation=False,
-        return_offsets_mapping=tokenizer.is_fast,
-        verbose=False,
-    )
-    ids: list[int] = encoded["input_ids"]
-    if not tokenizer.is_fast:
-        return ids, None
-    return ids, np.array([end for _, end in encoded["offset_mapping"]], dtype=np.int64)
+    (encoded,) = encode_texts(tokenizer, [text], offsets=True)
+    if encoded.offsets is None:
+        return encoded.ids, None
+    return encoded.ids, np.array([end for _, end in encoded.offsets], dtype=np.int64)
 
 
 def _counts(text: str, ends: np.ndarray) -> tuple[Tensor, Tensor]:

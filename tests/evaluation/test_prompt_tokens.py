@@ -10,8 +10,9 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, pr
 from transformers import AutoTokenizer, PreTrainedTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from compressor.errors import RequestError
-from compressor.evaluation.prompt_tokens import encode_prompts, special_prefix, token_counter
+from compressor.evaluation.prompt_tokens import encode_prompts, token_counter
 from compressor.prompts.base import Prompt
+from compressor.tokenization import special_prefix
 from tests.calibration.tiny_tokenizers import BOS, EOS, ids, trained_tokenizer, word_tokenizer
 from tests.evaluation.hand_made_prompts import NEEDLES, completion_prompt
 
