@@ -22,7 +22,7 @@ demo: $(VENV)/.installed ## compress the bundled trained model into demo-output,
 	$(BIN)/compress --ratio 0.5 --method drrqr --output-dir $(OUTPUT_DIR) --overwrite
 
 test: $(VENV)/.installed-dev ## run the tests that need no GPU; PYTEST_ARGS adds arguments
-	$(BIN)/python -m pytest -m "not gpu" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n auto --dist loadfile -m "not gpu" $(PYTEST_ARGS)
 
 lint: $(VENV)/.installed-dev ## check style and types
 	PATH="$(BIN):$$PATH" pre-commit run --all-files

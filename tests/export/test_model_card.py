@@ -139,7 +139,7 @@ def test_recovery_is_told_in_place_of_its_absence() -> None:
 
 
 def test_names_break_no_markdown() -> None:
-    card = render_model_card(dataclasses.replace(UNKNOWN, base_name="a`b\nc", evaluation_text="x | y\nz"))
+    card = render_model_card(dataclasses.replace(UNKNOWN, base_name="a`b\nc", figures=(("on x | y\nz", "1", "2", ""),)))
     assert "`a'b c`" in card
     assert r"on x \| y z |" in card
     assert "\n## Figures\n" in card
