@@ -17,6 +17,9 @@ LOGITS_PER_BATCH = 2**28
 LOGITS_PER_STEP = 2**24
 """Logits whose float32 log-probabilities are alive at once: flat memory for large vocabularies."""
 
+GPU_LENGTH_MULTIPLE = 256
+"""On a GPU a batch is padded to a multiple of this: fla tunes kernels anew, seconds each, for every number of tokens."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenFigures:
@@ -63,9 +66,11 @@ def forward_tokens(
     lengths = [len(sequence) for sequence in sequences]
     _require_tokens(sequences, lengths, vocabulary)
     figures: dict[int, TokenFigures] = {}
-    for batch in _batches(lengths, batch_size, LOGITS_PER_BATCH // vocabulary):
+    multiple = GPU_LENGTH_MULTIPLE if model.device.type == "cuda" else 1
+    read = [-(-(length - 1) // multiple) * multiple for length in lengths]
+    for batch in _batches(read, batch_size, LOGITS_PER_BATCH // vocabulary):
         members = [sequences[index] for index in batch]
-        figures.update(zip(batch, _forward_batch(model, members, reference), strict=True))
+        figures.update(zip(batch, _forward_batch(model, members, read[batch[0]], reference), strict=True))
         on_tokens(sum(len(member) for member in members))
     return [figures[index] for index in range(len(sequences))]
 
@@ -108,11 +113,14 @@ def _batches(lengths: Sequence[int], batch_size: int, tokens: int) -> Iterator[l
 
 
 def _forward_batch(
-    model: PreTrainedModel, sequences: Sequence[Tensor], reference: PreTrainedModel | None
+    model: PreTrainedModel, sequences: Sequence[Tensor], read: int, reference: PreTrainedModel | None
 ) -> list[TokenFigures]:
+    """Figures of sequences that are padded so that the models read `read` tokens of each."""
     predicted = [len(sequence) - 1 for sequence in sequences]
-    tokens = torch.nn.utils.rnn.pad_sequence(list(sequences), batch_first=True)
-    rows = (torch.arange(tokens.shape[1] - 1) < torch.tensor(predicted)[:, None]).flatten().nonzero()[:, 0]
+    tokens = torch.zeros(len(sequences), read + 1, dtype=torch.int64)
+    for row, sequence in zip(tokens, sequences, strict=True):
+        row[: len(sequence)] = sequence
+    rows = (torch.arange(read) < torch.tensor(predicted)[:, None]).flatten().nonzero()[:, 0]
     targets = tokens[:, 1:].flatten()[rows].to(model.device)
     logits = _logits(model, tokens)
     references = None if reference is None else _logits(reference, tokens).to(logits.device)
