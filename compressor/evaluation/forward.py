@@ -18,7 +18,8 @@ LOGITS_PER_STEP = 2**24
 """Logits whose float32 log-probabilities are alive at once: flat memory for large vocabularies."""
 
 GPU_LENGTH_MULTIPLE = 256
-"""On a GPU a batch is padded to a multiple of this: fla tunes kernels anew, seconds each, for every number of tokens."""
+"""On a GPU lengths are padded to a multiple of this, and batches to one number of rows a length: fla tunes kernels
+anew, for minutes, for every other number of tokens."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,11 +67,15 @@ def forward_tokens(
     lengths = [len(sequence) for sequence in sequences]
     _require_tokens(sequences, lengths, vocabulary)
     figures: dict[int, TokenFigures] = {}
-    multiple = GPU_LENGTH_MULTIPLE if model.device.type == "cuda" else 1
+    on_gpu = model.device.type == "cuda"
+    multiple = GPU_LENGTH_MULTIPLE if on_gpu else 1
     read = [-(-(length - 1) // multiple) * multiple for length in lengths]
-    for batch in _batches(read, batch_size, LOGITS_PER_BATCH // vocabulary):
+    limit = LOGITS_PER_BATCH // vocabulary
+    for batch in _batches(read, batch_size, limit):
+        longest = read[batch[0]]
+        rows = max(1, min(batch_size, limit // longest)) if on_gpu else len(batch)
         members = [sequences[index] for index in batch]
-        figures.update(zip(batch, _forward_batch(model, members, read[batch[0]], reference), strict=True))
+        figures.update(zip(batch, _forward_batch(model, members, (rows, longest), reference), strict=True))
         on_tokens(sum(len(member) for member in members))
     return [figures[index] for index in range(len(sequences))]
 
@@ -113,19 +118,21 @@ def _batches(lengths: Sequence[int], batch_size: int, tokens: int) -> Iterator[l
 
 
 def _forward_batch(
-    model: PreTrainedModel, sequences: Sequence[Tensor], read: int, reference: PreTrainedModel | None
+    model: PreTrainedModel, sequences: Sequence[Tensor], shape: tuple[int, int], reference: PreTrainedModel | None
 ) -> list[TokenFigures]:
-    """Figures of sequences that are padded so that the models read `read` tokens of each."""
-    predicted = [len(sequence) - 1 for sequence in sequences]
-    tokens = torch.zeros(len(sequences), read + 1, dtype=torch.int64)
-    for row, sequence in zip(tokens, sequences, strict=True):
-        row[: len(sequence)] = sequence
-    rows = (torch.arange(read) < torch.tensor(predicted)[:, None]).flatten().nonzero()[:, 0]
-    targets = tokens[:, 1:].flatten()[rows].to(model.device)
+    """Figures of sequences that the models read as [rows, tokens] of `shape`, padded."""
+    rows, read = shape
+    lengths = torch.zeros(rows, dtype=torch.int64)
+    tokens = torch.zeros(rows, read + 1, dtype=torch.int64)
+    for row, sequence in enumerate(sequences):
+        tokens[row, : len(sequence)] = sequence
+        lengths[row] = len(sequence) - 1
+    places = (torch.arange(read) < lengths[:, None]).flatten().nonzero()[:, 0]
+    targets = tokens[:, 1:].flatten()[places].to(model.device)
     logits = _logits(model, tokens)
     references = None if reference is None else _logits(reference, tokens).to(logits.device)
-    whole = _token_figures(logits, references, rows.to(logits.device), targets)
-    return _split(whole, predicted)
+    whole = _token_figures(logits, references, places.to(logits.device), targets)
+    return _split(whole, lengths[: len(sequences)].tolist())
 
 
 def _logits(model: PreTrainedModel, tokens: Tensor) -> Tensor:

@@ -15,7 +15,10 @@ TOKENS_PER_FORWARD = 2**17
 """Prompt tokens of a batch that go through the model at once; longer prompts take several calls."""
 
 SMALLEST_PIECE = 128
-"""Tokens of each prompt that such a call has at least, where they are that long: up to 64, fla runs token by token."""
+"""Tokens of each prompt that such a call has at least: up to 64, fla's layers run token by token."""
+
+GPU_TOKENS_PER_FORWARD = (2**15, 2**11)
+"""The same on a GPU, and for what is left of the prompts: fla tunes kernels anew, for minutes, for every other size."""
 
 LARGEST_SPREAD = 64
 """Tokens by which prompts of one batch may differ in length. Each costs a step of the whole batch."""
@@ -149,21 +152,24 @@ def _generate_batch(
 
 
 def _prefill(model: PreTrainedModel, tokens: Tensor) -> tuple[Tensor, Any]:
-    """Logits [rows, vocabulary] after `tokens` [rows, T], and the cache.
-
-    The pieces are powers of two: fla tunes kernels anew for every number of tokens, which takes a GPU seconds.
-    """
+    """Logits [rows, vocabulary] after `tokens` [rows, T], and the cache."""
     rows, length = tokens.shape
-    piece = max(SMALLEST_PIECE, TOKENS_PER_FORWARD // rows)
-    piece = 1 << (piece.bit_length() - 1)
-    start, cache = 0, None
-    while True:
-        while piece > length - start:
-            piece //= 2
-        logits, cache = _forward(model, tokens[:, start : start + piece], cache)
-        start += piece
-        if start == length:
-            return logits, cache
+    cache = None
+    for piece in tokens.split(_pieces(rows, length, tokens.device.type == "cuda"), dim=1):
+        logits, cache = _forward(model, piece, cache)
+    return logits, cache
+
+
+def _pieces(rows: int, length: int, on_gpu: bool) -> list[int]:
+    """Lengths of the pieces that prompts of `length` tokens are read in; they add up to it."""
+    sizes = [size // rows for size in GPU_TOKENS_PER_FORWARD] if on_gpu else []
+    sizes = [*sizes, 1] if on_gpu else [max(SMALLEST_PIECE, TOKENS_PER_FORWARD // rows)]
+    pieces: list[int] = []
+    for size in sizes:
+        if size:
+            pieces += [size] * ((length - sum(pieces)) // size)
+    rest = length - sum(pieces)
+    return [*pieces, rest] if rest else pieces
 
 
 def _forward(model: PreTrainedModel, tokens: Tensor, cache: Any) -> tuple[Tensor, Any]:
