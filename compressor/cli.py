@@ -179,3 +179,9 @@ def _add_calibration_options(parser: argparse.ArgumentParser) -> None:
     add("--calibration-samples", type=int, metavar="N", help="sequences (default: 128)")
     add("--sequence-length", type=int, metavar="T", help="tokens of a sequence (default: 2048)")
     add("--batch-size", type=int, metavar="B", help="sequences at once (default: 8)")
+    add(
+        "--retrieval-share",
+        type=float,
+        metavar="SHARE",
+        help="retrieval prompts instead of text, in [0, 1] (default: 0)",
+    )

@@ -19,6 +19,7 @@ from compressor.loading import resolve_device, resolve_dtype
 from compressor.material import EvaluationPlan, plan_evaluation
 from compressor.preparation import CutPlan, Source, choose_width, open_model, open_source, plan_cut
 from compressor.recipe import CalibrationSection, Recipe
+from compressor.retrieval_tokens import calibration_forms, retrieval_sequences, with_retrieval
 
 HELD_OUT_SEQUENCES = 8
 """Sequences measured before and after, where the source leaves that many."""
@@ -80,6 +81,8 @@ def plan_run(recipe: Recipe, options: RunOptions) -> RunPlan:
     if generation_config.exists():
         read_json_object(generation_config)
     tokenizer = load_tokenizer(configured.folder.path, recipe.runtime.trust_remote_code)
+    if recipe.calibration.retrieval_samples:
+        calibration_forms(tokenizer, recipe.calibration.sequence_length)
     documents = open_documents(_text_source(recipe.calibration))
     evaluation = (
         plan_evaluation(recipe.evaluation, configured.config, tokenizer, recipe.runtime.seed, recipe.evaluation.texts)
@@ -103,23 +106,31 @@ def plan_run(recipe: Recipe, options: RunOptions) -> RunPlan:
 
 
 def pack_plan_tokens(plan: RunPlan) -> PackedTokens:
-    """The calibration and held-out tokens of a plan.
+    """The calibration and held-out tokens of a plan: text, and retrieval prompts for the recipe's share of the samples.
 
     Raises:
         RequestError: the source has too few tokens, or none that the model knows.
     """
-    request = plan.recipe.calibration
-    return pack_tokens(
+    request, seed = plan.recipe.calibration, plan.recipe.runtime.seed
+    vocab_size = plan.source.config.get_text_config(decoder=True).vocab_size
+    text = pack_tokens(
         plan.documents,
         plan.tokenizer,
-        request.samples,
+        request.samples - request.retrieval_samples,
         request.sequence_length,
         HELD_OUT_SEQUENCES if plan.recipe.export.evaluate else 0,
-        plan.recipe.runtime.seed,
-        vocab_size=plan.source.config.get_text_config(decoder=True).vocab_size,
+        seed,
+        vocab_size=vocab_size,
         minimum_tokens=TOKENS_PER_CHANNEL * plan.cut.key_dim.before,
+        other_samples=request.retrieval_samples,
         held_out_source=held_out_source(_text_source(request)),
     )
+    if not request.retrieval_samples:
+        return text
+    retrieval = retrieval_sequences(
+        plan.tokenizer, vocab_size, request.retrieval_samples, request.sequence_length, seed
+    )
+    return with_retrieval(text, retrieval)
 
 
 def _text_source(request: CalibrationSection) -> TextSource:

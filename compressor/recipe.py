@@ -59,7 +59,7 @@ class SelectionSection(_Section):
 
 
 class CalibrationSection(_Section):
-    """The text whose activations are measured."""
+    """The text and the prompts whose activations are measured."""
 
     source: str = Field(default=DEFAULT_DATA_SET, min_length=1)
     """`demo`, a .txt/.jsonl/.parquet file, a folder of them, or a Hub data set id."""
@@ -69,6 +69,12 @@ class CalibrationSection(_Section):
     samples: int = Field(default=128, ge=1)
     sequence_length: int = Field(default=2048, ge=1)
     batch_size: int = Field(default=8, ge=1)
+    retrieval_share: float = Field(default=0.0, ge=0, le=1)
+    """Share of the samples that are retrieval prompts with their answers instead of text."""
+
+    @property
+    def retrieval_samples(self) -> int:
+        return round(self.retrieval_share * self.samples)
 
     @model_validator(mode="before")
     @classmethod

@@ -43,12 +43,18 @@ class LayerReport:
 
 @dataclass(frozen=True)
 class CalibrationReport:
+    """`retrieval_share` is what was asked for; the three after it are what it gave, `retrieval_prompts` whole ones."""
+
     source: str
     sha256: str
     tokens: int
     requested_tokens: int
     documents: int
     sequence_length: int
+    retrieval_share: float
+    retrieval_sequences: int
+    retrieval_prompts: int
+    retrieval_tasks: tuple[str, ...]
     seed: int
     dtype: str
     device: str

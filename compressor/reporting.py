@@ -126,6 +126,7 @@ def card_facts(plan: RunPlan, report: Report) -> ModelCardFacts:
         calibration_sequence_length=report.calibration.sequence_length,
         calibration_seed=report.calibration.seed,
         calibration_sha256=report.calibration.sha256,
+        calibration_retrieval_share=report.calibration.retrieval_share if report.calibration.retrieval_sequences else 0,
         figures=() if evaluation is None else tuple(comparison_rows(evaluation.before, evaluation.after)),
         recovery=None,
         engine_notes=tuple(report.engines),
@@ -169,6 +170,8 @@ def plan_table(plan: RunPlan) -> Table:
     table.add_row("norm epsilon", f"{cut.norm_epsilon[0]:g}", f"{cut.norm_epsilon[1]:g}")
     table.add_row("linear-attention layers", str(len(plan.source.mixers)), str(len(plan.source.mixers)))
     table.add_row("calibration", request.source, f"{request.samples} x {request.sequence_length} tokens")
+    retrieval = f"{request.retrieval_samples} of {request.samples} sequences"
+    table.add_row("retrieval prompts", f"share {request.retrieval_share:g}", retrieval)
     table.add_row("runs on", str(plan.device), str(plan.dtype).removeprefix("torch."))
     table.add_row("bytes of the output", "", f"{cut.output_bytes:,}")
     return table
@@ -183,6 +186,10 @@ def _calibration_report(plan: RunPlan, tokens: PackedTokens) -> CalibrationRepor
         requested_tokens=tokens.requested_tokens,
         documents=tokens.documents,
         sequence_length=request.sequence_length,
+        retrieval_share=request.retrieval_share,
+        retrieval_sequences=tokens.retrieval_sequences,
+        retrieval_prompts=tokens.retrieval_prompts,
+        retrieval_tasks=tokens.retrieval_tasks,
         seed=runtime.seed,
         dtype=runtime.dtype,
         device=runtime.device,

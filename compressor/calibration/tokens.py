@@ -33,6 +33,9 @@ class PackedTokens:
         documents: number of documents read for them that had tokens.
         sha256: `token_sha256(calibration)`.
         problems: what to tell the user, one line each.
+        retrieval_sequences: how many of `calibration` are made of retrieval prompts instead of text.
+        retrieval_prompts: number of prompts that are whole in them.
+        retrieval_tasks: names of the forms that they hold.
     """
 
     calibration: tuple[Tensor, ...]
@@ -42,6 +45,9 @@ class PackedTokens:
     documents: int
     sha256: str
     problems: tuple[str, ...]
+    retrieval_sequences: int = 0
+    retrieval_prompts: int = 0
+    retrieval_tasks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,6 +73,7 @@ def pack_tokens(
     *,
     vocab_size: int,
     minimum_tokens: int = 1,
+    other_samples: int = 0,
     held_out_source: TextSource | None = None,
 ) -> PackedTokens:
     """Encode documents, join them with the end-of-sequence token and cut them into sequences.
@@ -78,7 +85,8 @@ def pack_tokens(
     With `held_out_source`, held-out sequences are the first ones of that source instead.
 
     Memory grows with the pool, not with the source. The same arguments give the same tokens.
-    `vocab_size` is the model's number of embeddings, `minimum_tokens` the fewest tokens that make sense.
+    `vocab_size` is the model's number of embeddings, `minimum_tokens` the fewest tokens that make sense, those
+    of `other_samples` sequences included that do not come from the source. `samples` may be 0 where there are such.
 
     Raises:
         RequestError: fewer than `minimum_tokens` tokens, a source or tokenizer that gives none, a token
@@ -86,20 +94,18 @@ def pack_tokens(
         RunError: a Hub data set broke off.
     """
     requested = samples * sequence_length
-    asked = f"{samples:,} calibration samples of {sequence_length:,} tokens are"
-    _refuse_few(requested, minimum_tokens, asked, "raise --calibration-samples or --sequence-length")
+    _refuse_small_request(samples + other_samples, sequence_length, minimum_tokens)
     encoder = DocumentEncoder(tokenizer, vocab_size)
     reserved = 0 if held_out_source else held_out_samples
     pool = _read(stream, encoder, (POOL_FACTOR * samples + reserved) * sequence_length)
     problems = [*stream.problems(), *encoder.problems()]
     calibration, held_out = _split(pool.ids.split(sequence_length), sequence_length, samples, reserved, seed)
     tokens = sum(len(sequence) for sequence in calibration)
-    _refuse_few(tokens, minimum_tokens, f"the calibration source {stream.source.name} has", "use a longer text")
+    it_has = f"the calibration source {stream.source.name} has"
+    _refuse_few(tokens, minimum_tokens - other_samples * sequence_length, it_has, "use a longer text")
     if tokens < requested:
-        problems.append(
-            f"the calibration source {stream.source.name} has {tokens:,} tokens of the {requested:,} asked for "
-            f"({samples:,} x {sequence_length:,}); all of them are used"
-        )
+        asked = f"{requested:,} asked for ({samples:,} x {sequence_length:,})"
+        problems.append(f"{it_has} {tokens:,} tokens of the {asked}; all of them are used")
     if held_out_source and held_out_samples:
         other = _read(open_documents(held_out_source), encoder, held_out_samples * sequence_length)
         held_out = other.ids.split(sequence_length)
@@ -112,6 +118,11 @@ def pack_tokens(
         sha256=token_sha256(calibration),
         problems=tuple(problems),
     )
+
+
+def _refuse_small_request(samples: int, sequence_length: int, minimum_tokens: int) -> None:
+    asked = f"{samples:,} calibration samples of {sequence_length:,} tokens are"
+    _refuse_few(samples * sequence_length, minimum_tokens, asked, "raise --calibration-samples or --sequence-length")
 
 
 def _refuse_few(tokens: int, minimum_tokens: int, what_has_them: str, remedy: str) -> None:
@@ -154,6 +165,8 @@ class _Pool:
 
 
 def _read(stream: DocumentStream, encoder: DocumentEncoder, limit: int) -> _Pool:
+    if not limit:
+        return _Pool(torch.empty(0, dtype=torch.int32), 0)
     separator = encoder.separator
     ids = array("i")
     documents = 0

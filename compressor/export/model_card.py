@@ -32,7 +32,8 @@ class ModelCardFacts:
     `base_name` is for readers, `base_model` the Hub id (None for a local folder). `ratio` is the share
     of key/query channels removed. `figures` are rows of name, base model, this model and difference; none
     where nothing was measured. `needs_fla` is for families whose classes flash-linear-attention
-    registers. `engine_notes` and `versions` (name, version) are printed one a line.
+    registers. `engine_notes` and `versions` (name, version) are printed one a line. `calibration_retrieval_share`
+    is the share of the calibration sequences that are retrieval prompts instead of text.
     """
 
     model_name: str
@@ -65,6 +66,7 @@ class ModelCardFacts:
     recovery: str | None
     engine_notes: tuple[str, ...]
     versions: tuple[tuple[str, str], ...]
+    calibration_retrieval_share: float = 0.0
 
 
 def read_license(source: Path) -> BaseLicense | None:
@@ -159,11 +161,19 @@ def _how_it_was_made(facts: ModelCardFacts) -> str:
             f"- Method: {_code(facts.method)}, scored on {_code(facts.scoring)}; worst `rho` over all heads: {rho}",
             f"- Ratio: {facts.ratio:g} (the share of key/query channels removed)",
             f"- Norm epsilon: {epsilon}",
-            f"- Calibration: {facts.calibration_tokens:,} tokens of {_code(facts.calibration_source)}, in sequences of "
+            f"- Calibration: {facts.calibration_tokens:,} tokens of {_calibration_data(facts)}, in sequences of "
             f"at most {facts.calibration_sequence_length:,} tokens, seed {facts.calibration_seed}{digest}",
             f"- Recovery: {'none' if facts.recovery is None else _line(facts.recovery)}",
         ]
     )
+
+
+def _calibration_data(facts: ModelCardFacts) -> str:
+    text, prompts = _code(facts.calibration_source), "retrieval prompts with their answers"
+    share = facts.calibration_retrieval_share
+    if share in (0, 1):
+        return prompts if share else text
+    return f"{text} and, in {share:.0%} of the sequences, {prompts}"
 
 
 def _figures(facts: ModelCardFacts) -> str:
