@@ -2,7 +2,8 @@
 
 The stock layers look their recurrence up as a global of their module. Forward hooks cannot see its
 inputs (fla fuses the three convolutions, transformers splits one), so for the length of a context
-the global is replaced by a wrapper, and a pre-hook on every mixer tells which layer is running.
+the global is replaced by a wrapper, and hooks on every mixer tell which layer is running. Another model
+of the family that runs meanwhile, such as the one that is compared with, passes untouched.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class EntryPoint:
 
 @dataclass
 class _Running:
-    """The mixer whose forward is under way, and how many normalisations it has called."""
+    """The mixer whose forward is under way (layer -1: none), and how many normalisations it has called."""
 
     layer: int = -1
     num_k_heads: int = 0
@@ -54,17 +55,18 @@ def intercept(
     taps_inputs = all(entry.kind == "recurrence" for entry in entry_points)
     with ExitStack() as stack:
         for mixer in mixers:
-            handle = model.get_submodule(mixer.module).register_forward_pre_hook(_announce(running, mixer))
-            stack.callback(handle.remove)
+            module = model.get_submodule(mixer.module)
+            stack.callback(module.register_forward_pre_hook(_announce(running, mixer)).remove)
+            stack.callback(module.register_forward_hook(_end(running), always_call=True).remove)
         for entry in entry_points:
-            module = importlib.import_module(entry.module)
-            original: Function = vars(module)[entry.name]
+            namespace = importlib.import_module(entry.module)
+            original: Function = vars(namespace)[entry.name]
             if entry.kind == "recurrence":
                 replacement = _recurrence(original, entry, running, tap, taps_inputs)
             else:
                 replacement = _normalization(original, running, tap)
-            setattr(module, entry.name, replacement)
-            stack.callback(setattr, module, entry.name, original)
+            setattr(namespace, entry.name, replacement)
+            stack.callback(setattr, namespace, entry.name, original)
         yield
 
 
@@ -75,10 +77,19 @@ def _announce(running: _Running, mixer: Mixer) -> Callable[[nn.Module, tuple[Any
     return hook
 
 
+def _end(running: _Running) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
+    def hook(module: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
+        running.layer = -1
+
+    return hook
+
+
 def _recurrence(
     original: Function, entry: EntryPoint, running: _Running, tap: RecurrenceTap, taps_inputs: bool
 ) -> Function:
     def tapped_recurrence(*args: Any, **kwargs: Any) -> Any:
+        if running.layer < 0:
+            return original(*args, **kwargs)
         if taps_inputs and args:
             args = (_tapped(tap.on_query, running, args[0]), _tapped(tap.on_key, running, args[1]), *args[2:])
         elif taps_inputs:
@@ -92,6 +103,8 @@ def _recurrence(
 
 def _normalization(original: Function, running: _Running, tap: RecurrenceTap) -> Function:
     def tapped_normalization(x: Any) -> Any:
+        if running.layer < 0:
+            return original(x)
         running.normalizations += 1
         on_stream = tap.on_query if running.normalizations == 1 else tap.on_key
         return original(_tapped(on_stream, running, x))
