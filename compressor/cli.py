@@ -12,11 +12,15 @@ from rich.console import Console
 
 from compressor.errors import CompressorError
 from compressor.evaluate_command import compare_command, evaluate_command
-from compressor.recipe import Recipe, load_settings, nest_flat_settings
+from compressor.flat_settings import nest_flat_settings
+from compressor.recipe import Recipe
+from compressor.recipe_file import load_settings
+from compressor.recover_command import recover_command
 from compressor.selection.registry import method_names
 
 _EPILOG = """other verbs:
   compress verify DIR         prove in clean processes that a result loads, runs and is the cut it says
+  compress recover DIR        train a result with the original as teacher
   compress evaluate MODEL     perplexity, retrieval, aggregation, completion; --baseline MODEL2 for differences
   compress compare A B        results of evaluate, or compressed folders, side by side
   compress inspect MODEL      layers, heads, widths, state bytes, and what engines make of each width
@@ -34,6 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "validate": _validate,
         "evaluate": evaluate_command,
         "compare": compare_command,
+        "recover": recover_command,
     }
     verb: Callable[[list[str]], int] = _compress
     if words and words[0] in verbs:
@@ -68,16 +73,21 @@ def _compress(words: list[str]) -> int:
         tokens = pack_plan_tokens(plan)
         console.print(plan_table(plan))
         for note in (*plan.notes, *plan.cut.engine_warnings, *tokens.problems):
-            console.print(f"note: {note}", soft_wrap=True, highlight=False)
-        console.print(f"nothing was written; the result would be {plan.output.path}", soft_wrap=True, highlight=False)
+            console.print(f"note: {note}", soft_wrap=True, highlight=False, markup=False)
+        console.print(
+            f"nothing was written; the result would be {plan.output.path}",
+            soft_wrap=True,
+            highlight=False,
+            markup=False,
+        )
         return 0
     from compressor.pipeline import compress
     from compressor.reporting import result_table
 
     report = compress(recipe, options, console)
     console.print(result_table(report))
-    console.print(f"result: {report.output_dir}", soft_wrap=True, highlight=False)
-    console.print(f"load:   {report.load_line}", soft_wrap=True, highlight=False)
+    console.print(f"result: {report.output_dir}", soft_wrap=True, highlight=False, markup=False)
+    console.print(f"load:   {report.load_line}", soft_wrap=True, highlight=False, markup=False)
     return 0
 
 
@@ -141,6 +151,14 @@ def _compress_parser() -> argparse.ArgumentParser:
     add("--recipe", type=Path, metavar="FILE", help="YAML settings; options given here replace its own")
     _add_selection_options(parser)
     _add_calibration_options(parser)
+    recovery = parser.add_argument_group("recovery")
+    recovery.add_argument("--no-refit", dest="refit", action="store_false", help="leave the output projections as cut")
+    recovery.add_argument(
+        "--recover",
+        dest="train",
+        action="store_true",
+        help="train with the original as teacher; its settings stand in the recipe's section recovery",
+    )
     run = parser.add_argument_group("run")
     run.add_argument("--seed", type=int, help="default: 0")
     run.add_argument("--dtype", help="auto, float32, bfloat16, float16 (default: auto, bfloat16 on a GPU)")
@@ -167,7 +185,7 @@ def _add_selection_options(parser: argparse.ArgumentParser) -> None:
     add("--method", help=f"{', '.join(method_names())} (default: drrqr)")
     add("--scoring", help="what is scored: qk, k or q; the choice always cuts both (default: qk)")
     add("--f", type=float, help="bound of strong RRQR on max rho (default: 1.5)")
-    add("--norm-epsilon", help="keep, or scaled by d_k/k, which undoes the change of scale (default: keep)")
+    add("--norm-epsilon", help="keep, scaled by d_k/k, which undoes the change of scale, or auto (default: keep)")
 
 
 def _add_calibration_options(parser: argparse.ArgumentParser) -> None:
@@ -183,5 +201,5 @@ def _add_calibration_options(parser: argparse.ArgumentParser) -> None:
         "--retrieval-share",
         type=float,
         metavar="SHARE",
-        help="retrieval prompts instead of text, in [0, 1] (default: 0)",
+        help="retrieval prompts instead of text, in [0, 1] (default: 0.5)",
     )

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
 from rich.console import Console
 
 from compressor.errors import RequestError
-from compressor.recipe import EvaluationSection
+from compressor.export.interrupts import termination_raises
+from compressor.interruption import InterruptedRunError
+from compressor.recipe import EvaluationSection, RuntimeSection, describe
 
 _TASKS = """tasks:
   niah_single_1..3, niah_multikey_1..3, niah_multivalue, niah_multiquery, niah_word, niah_keys_N, vt, vt_CxH,
@@ -19,46 +25,75 @@ _TASKS = """tasks:
 
 def evaluate_command(words: list[str]) -> int:
     """`compress evaluate`; returns the exit status."""
-    arguments = vars(_evaluate_parser().parse_args(words))
-    arguments.pop("debug", None)
-    request = {
-        name: arguments.pop(name)
-        for name in ("model", "revision", "baseline", "baseline_revision", "dtype", "device", "trust_remote_code")
-        if name in arguments
-    }
-    seed, output = arguments.pop("seed", 0), arguments.pop("output", None)
-    section = EvaluationSection.from_settings(arguments)
-    if seed < 0:
-        raise RequestError(f"--seed {seed} is below 0; use 0 or more.")
-    from compressor.evaluating import EvaluationRequest, evaluate
-    from compressor.evaluation.tables import comparison_table, model_table
-
-    console = Console()
-    result = evaluate(EvaluationRequest(section=section, seed=seed, output=output, **request), console)
-    console.print(
-        model_table(result.model) if result.baseline is None else comparison_table([result.baseline, result.model])
-    )
-    if output is not None:
-        console.print(f"result: {output}", soft_wrap=True, highlight=False)
-    return 0
+    with _explained_termination():
+        return _evaluate(words)
 
 
 def compare_command(words: list[str]) -> int:
     """`compress compare`; returns the exit status."""
+    with _explained_termination():
+        return _compare(words)
+
+
+@contextmanager
+def _explained_termination() -> Iterator[None]:
+    """Turn SIGTERM and SIGHUP into `InterruptedRunError`; Ctrl-C is the command's own to explain.
+
+    Raises:
+        InterruptedRunError: one of them came.
+    """
+    with termination_raises():
+        try:
+            yield
+        except SystemExit as stop:
+            if not isinstance(stop.code, int) or stop.code <= 128:
+                raise  # argparse's
+            raise InterruptedRunError("terminated; nothing was written.", stop.code) from None
+
+
+def _evaluate(words: list[str]) -> int:
+    arguments = vars(_evaluate_parser().parse_args(words))
+    arguments.pop("debug", None)
+    names = ("model", "revision", "baseline", "baseline_revision")
+    models = {name: arguments.pop(name) for name in names if name in arguments}
+    given, overwrite = arguments.pop("output", None), arguments.pop("overwrite", False)
+    section, runtime = read_sections(arguments)
+    if overwrite and given is None:
+        raise RequestError("--overwrite would change nothing here; add --output, or leave it out.")
+    from compressor.evaluating import EvaluationRequest, evaluate
+    from compressor.evaluation.printing import comparison_table, model_table
+    from compressor.output_file import OutputFile
+
+    output = None if given is None else OutputFile.checked(given, overwrite)
+    console = Console()
+    result = evaluate(EvaluationRequest(section=section, runtime=runtime, **models), console)
+    console.print(
+        model_table(result.model) if result.baseline is None else comparison_table([result.baseline, result.model])
+    )
+    if output is not None:
+        output.write(result.to_json())
+        _say(console, f"result: {output.given}")
+    return 0
+
+
+def _compare(words: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="compress compare",
         description="The first model against the others: results of compress evaluate, or compressed folders.",
         allow_abbrev=False,
     )
-    parser.add_argument("results", type=Path, metavar="FILE", nargs="+", help="JSON file, or a compressed folder")
     parser.add_argument(
-        "--figure", type=Path, metavar="FILE", help="draw quality against state size (.png, .svg, .pdf)"
+        "results", type=_path("FILE"), metavar="FILE", nargs="+", help="JSON file, or a compressed folder"
+    )
+    parser.add_argument(
+        "--figure", type=_path("--figure"), metavar="FILE", help="draw quality against state size (.png, .svg, .pdf)"
     )
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     arguments = parser.parse_args(words)
     from compressor.evaluation.figure import check_figure_path, draw_quality
+    from compressor.evaluation.pairing import require_something_in_common
+    from compressor.evaluation.printing import comparison_table
     from compressor.evaluation.result_files import read_models
-    from compressor.evaluation.tables import comparison_table
 
     if arguments.figure is not None:
         check_figure_path(arguments.figure)
@@ -67,12 +102,40 @@ def compare_command(words: list[str]) -> int:
     models = list(found[0]) if len(found) == 1 else [each[-1] for each in found]
     if len(models) < 2:
         raise RequestError(f"{arguments.results[0]} holds one model; give a second file to compare it with.")
+    require_something_in_common(models)
     console = Console()
     console.print(comparison_table(models))
     if arguments.figure is not None:
         draw_quality(models, arguments.figure)
-        console.print(f"figure: {arguments.figure}", soft_wrap=True, highlight=False)
+        _say(console, f"figure: {arguments.figure}")
     return 0
+
+
+def read_sections(settings: Mapping[str, Any]) -> tuple[EvaluationSection, RuntimeSection]:
+    """The two sections of a recipe that `compress evaluate` has, from settings named as their fields.
+
+    Raises:
+        RequestError: lists every mistake, with its value and what is allowed.
+    """
+    of_runtime = {name: value for name, value in settings.items() if name in RuntimeSection.model_fields}
+    others = {name: value for name, value in settings.items() if name not in of_runtime}
+    section, runtime = EvaluationSection(), RuntimeSection()
+    problems: list[str] = []
+    try:
+        section = EvaluationSection.model_validate(others)
+    except ValidationError as error:
+        problems += describe(error)
+    try:
+        runtime = RuntimeSection.model_validate(of_runtime)
+    except ValidationError as error:
+        problems += describe(error)
+    if problems:
+        raise RequestError("\n".join(problems))
+    return section, runtime
+
+
+def _say(console: Console, line: str) -> None:
+    console.print(line, soft_wrap=True, highlight=False, markup=False, emoji=False)
 
 
 def _evaluate_parser() -> argparse.ArgumentParser:
@@ -85,11 +148,24 @@ def _evaluate_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("model", metavar="MODEL", nargs="?", help="a folder or Hub id; default: the bundled demo model")
-    add("--revision", help="branch, tag or commit of a Hub model")
-    add("--baseline", metavar="MODEL", help="model to compare with, such as the original: differences and KL")
-    add("--baseline-revision", metavar="REVISION", help="the same for the baseline")
-    add("--output", type=Path, metavar="FILE", help="JSON file for the results")
+    add(
+        "model",
+        type=_filled("MODEL"),
+        metavar="MODEL",
+        nargs="?",
+        help="a folder or Hub id; default: the bundled demo model",
+    )
+    add("--revision", type=_filled("--revision"), help="branch, tag or commit of a Hub model")
+    add(
+        "--baseline",
+        type=_filled("--baseline"),
+        metavar="MODEL",
+        help="model to compare with, such as the original: differences and KL",
+    )
+    revision = "--baseline-revision"
+    add(revision, type=_filled(revision), metavar="REVISION", help="the same for the baseline")
+    add("--output", type=_path("--output"), metavar="FILE", help="JSON file for the results")
+    add("--overwrite", action="store_true", help="replace the file of --output")
     _add_prompt_options(parser)
     _add_text_options(parser)
     run = parser.add_argument_group("run")
@@ -140,4 +216,21 @@ def _names(text: str) -> list[str]:
 
 def _numbers(text: str) -> list[Any]:
     """Words that are no numbers are left to the section, which says what is wrong with them."""
-    return [int(part) if part.strip().lstrip("-").isdigit() else part for part in text.split(",")]
+    words = [word.strip() for word in text.split(",")]
+    return [int(word) if re.fullmatch(r"-?[0-9]{1,20}", word) else word for word in words]
+
+
+def _filled(name: str) -> Callable[[str], str]:
+    """The type of an argument that must not be empty, as a variable of the shell that is not set makes it."""
+
+    def parse(text: str) -> str:
+        if not text.strip():
+            raise RequestError(f'{name} "{text}" is empty; name something, or leave it out.')
+        return text
+
+    return parse
+
+
+def _path(name: str) -> Callable[[str], Path]:
+    filled = _filled(name)
+    return lambda text: Path(filled(text))

@@ -2,52 +2,50 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 
 import torch
 from rich.console import Console
+from rich.markup import escape
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from compressor.artifacts import write_json
+from compressor.baseline import require_same_tokens
 from compressor.calibration.text import DEMO
 from compressor.calibration.tokenizer import load_tokenizer
+from compressor.checkpoint.fingerprint import weights_sha256
 from compressor.errors import RequestError
 from compressor.evaluation.lm_eval_bridge import LmEvalFigures, run_lm_eval
 from compressor.evaluation.lm_eval_tasks import LmEvalTasks
 from compressor.evaluation.measure import Material, Measured, compare, measure
 from compressor.evaluation.pairing import differences
 from compressor.evaluation.result_files import SCHEMA, EvaluationFile
-from compressor.evaluation.results import ModelFigures, collect
-from compressor.export.disk import translate_write_errors
+from compressor.evaluation.results import ModelFigures, ModelSource, collect
+from compressor.evaluation.tokenizer_identity import tokenizer_sha256
 from compressor.loading import load_model, release_memory, resolve_device, resolve_dtype
 from compressor.material import EvaluationPlan, make_material, plan_evaluation
 from compressor.preparation import ConfiguredModel, Source, open_model, open_source, state_bytes
 from compressor.progress import StageReporter
-from compressor.recipe import EvaluationSection
+from compressor.recipe import EvaluationSection, RuntimeSection
 from compressor.report import installed_hardware, installed_versions
 
 
 @dataclass(frozen=True)
 class EvaluationRequest:
-    """What `compress evaluate` was asked. `model` None is the bundled one; `output` is a JSON file."""
+    """What `compress evaluate` was asked. `model` None is the bundled one."""
 
     section: EvaluationSection
+    runtime: RuntimeSection = field(default_factory=RuntimeSection)
     model: str | None = None
     revision: str | None = None
     baseline: str | None = None
     baseline_revision: str | None = None
-    seed: int = 0
-    dtype: str = "auto"
-    device: str = "auto"
-    trust_remote_code: bool = False
-    output: Path | None = None
 
 
 @dataclass(frozen=True)
 class _Opened:
-    """A model folder that is checked and not yet loaded."""
+    """A model folder that is checked and not yet loaded. `given` is what the user called it."""
 
+    given: str | None
     source: Source
     device: torch.device
     dtype: torch.dtype
@@ -60,43 +58,51 @@ class _Opened:
     def name(self) -> str:
         return self.source.checkpoint.folder.name
 
-    def collect(self, measured: Measured, reference: str | None, lm_eval: LmEvalFigures | None) -> ModelFigures:
+    def identity(self, tokenizer: PreTrainedTokenizerBase, reporter: StageReporter) -> ModelSource:
+        """Reads all weights, to hash them."""
+        index = self.source.checkpoint.index
+        with reporter.stage("hashing", sum(path.stat().st_size for path in index.files), "bytes") as advance:
+            sha256 = weights_sha256(index, advance)
+        return ModelSource(self.given, self.source.checkpoint.folder.revision, sha256, tokenizer_sha256(tokenizer))
+
+    def collect(
+        self, measured: Measured, reference: str | None, lm_eval: LmEvalFigures | None, identity: ModelSource
+    ) -> ModelFigures:
         first = self.source.mixers[0]
         size = state_bytes(self.source.mixers, first.head_k_dim).before
-        return collect(self.name, first.head_k_dim, size, reference, measured.texts, measured.tasks, lm_eval)
+        return collect(self.name, first.head_k_dim, size, reference, measured.texts, measured.tasks, lm_eval, identity)
 
 
 def evaluate(request: EvaluationRequest, console: Console | None = None) -> EvaluationFile:
-    """Measure a model, and the baseline with it; the whole of `compress evaluate`.
+    """Measure a model, and the baseline with it; the whole of `compress evaluate` but for its file.
 
     Args:
         request: what to measure.
         console: where progress is shown; None shows nothing.
-
-    Returns:
-        What `request.output` holds too, if it is given.
 
     Raises:
         RequestError: the request cannot be met; nothing was measured.
         RunError: the run failed.
     """
     reporter = StageReporter(console)
-    _check_output(request.output)
-    device = resolve_device(request.device)
-    configured = open_model(request.model, request.revision)
-    other = None if request.baseline is None else open_model(request.baseline, request.baseline_revision)
-    _require_one_vocabulary(configured, other)
-    tokenizer = load_tokenizer(configured.folder.path, request.trust_remote_code)
+    runtime = request.runtime
+    device = resolve_device(runtime.device)
+    configured, other = _configured(request)
+    tokenizer = load_tokenizer(configured.folder.path, runtime.trust_remote_code)
+    note = None if other is None else require_same_tokens(configured, other, tokenizer, runtime.trust_remote_code)
     texts = request.section.texts or [DEMO]
-    plan = plan_evaluation(request.section, configured.config, tokenizer, request.seed, texts)
-    model, baseline = _open(configured, device, request), None if other is None else _open(other, device, request)
+    reference_config = None if other is None else other.config
+    plan = plan_evaluation(request.section, configured.config, tokenizer, runtime.seed, texts, reference_config)
+    model = _open(request.model, configured, device, runtime)
+    baseline = None if other is None else _open(request.baseline, other, device, runtime)
     with reporter.stage("prompts", plan.num_prompts, "prompts") as advance:
         material = make_material(plan, (), "", advance)
-    for note in plan.notes:
-        reporter.say(f"note: {note}")
+    notes = (*(() if note is None else (note,)), *plan.notes, *material.notes)
+    for line in notes:
+        reporter.say(f"note: {escape(line)}")
     figures = _measure(model, baseline, tokenizer, material, plan, reporter)
     before, after = (None, figures[0]) if baseline is None else figures
-    result = EvaluationFile(
+    return EvaluationFile(
         schema=SCHEMA,
         baseline=before,
         model=after,
@@ -106,17 +112,11 @@ def evaluate(request: EvaluationRequest, console: Console | None = None) -> Eval
             "device": str(device),
             "dtype": str(model.dtype).removeprefix("torch."),
         },
-        notes=plan.notes,
+        notes=notes,
         timings_s={name: round(seconds, 3) for name, seconds in reporter.seconds.items()},
         hardware=installed_hardware(),
         versions=installed_versions(),
     )
-    if request.output is not None:
-        partial = request.output.with_name(f"{request.output.name}.partial")
-        with translate_write_errors(request.output, None):
-            write_json(partial, result.to_json())
-            partial.replace(request.output)
-    return result
 
 
 def measure_lm_eval(
@@ -145,24 +145,38 @@ def _measure(
     reporter: StageReporter,
 ) -> list[ModelFigures]:
     """The baseline's figures first, where there is one."""
+    identity = model.identity(tokenizer, reporter)
     loaded = model.load()
     if baseline is None:
         with reporter.stage("evaluating", material.tokens(1)) as advance:
             measured = measure(loaded, tokenizer, material, advance)
-        return [model.collect(measured, None, measure_lm_eval(loaded, tokenizer, plan.lm_eval, plan, reporter))]
+        lm_eval = measure_lm_eval(loaded, tokenizer, plan.lm_eval, plan, reporter)
+        return [model.collect(measured, None, lm_eval, identity)]
+    reference_identity = baseline.identity(tokenizer, reporter)
     reference = baseline.load()
     with reporter.stage("evaluating", material.tokens(2)) as advance:
         pair = compare(reference, loaded, tokenizer, material, advance)
-    before = baseline.collect(pair[0], None, measure_lm_eval(reference, tokenizer, plan.lm_eval, plan, reporter))
+    lm_eval = measure_lm_eval(reference, tokenizer, plan.lm_eval, plan, reporter)
+    before = baseline.collect(pair[0], None, lm_eval, reference_identity)
     del reference
     release_memory(model.device)
-    after = model.collect(pair[1], baseline.name, measure_lm_eval(loaded, tokenizer, plan.lm_eval, plan, reporter))
-    return [before, after]
+    lm_eval = measure_lm_eval(loaded, tokenizer, plan.lm_eval, plan, reporter)
+    return [before, model.collect(pair[1], baseline.name, lm_eval, identity)]
 
 
-def _open(configured: ConfiguredModel, device: torch.device, request: EvaluationRequest) -> _Opened:
-    dtype = resolve_dtype(request.dtype, device, configured.architecture)
-    return _Opened(open_source(configured), device, dtype)
+def _configured(request: EvaluationRequest) -> tuple[ConfiguredModel, ConfiguredModel | None]:
+    if request.baseline is None and request.baseline_revision is not None:
+        raise RequestError(
+            f"--baseline-revision {request.baseline_revision} would change nothing here; add --baseline, or leave it "
+            "out."
+        )
+    model = open_model(request.model, request.revision)
+    return model, None if request.baseline is None else open_model(request.baseline, request.baseline_revision)
+
+
+def _open(given: str | None, configured: ConfiguredModel, device: torch.device, runtime: RuntimeSection) -> _Opened:
+    dtype = resolve_dtype(runtime.dtype, device, configured.architecture)
+    return _Opened(given, open_source(configured), device, dtype)
 
 
 def resolved_settings(plan: EvaluationPlan) -> dict[str, object]:
@@ -176,27 +190,8 @@ def resolved_settings(plan: EvaluationPlan) -> dict[str, object]:
         "samples": suite.samples,
         "windows": suite.windows,
         "window_length": suite.window_length,
+        "stride": plan.cut.stride if plan.section.windowing == "sliding" else None,
         "mode": suite.mode,
         "texts": [name for name, _ in plan.texts],
         "seed": plan.seed,
     }
-
-
-def _check_output(output: Path | None) -> None:
-    if output is None:
-        return
-    if output.is_dir():
-        raise RequestError(f"--output {output} is a folder; name a JSON file.")
-    if not output.absolute().parent.is_dir():
-        raise RequestError(f"--output {output}: there is no folder {output.absolute().parent}; make it first.")
-
-
-def _require_one_vocabulary(model: ConfiguredModel, baseline: ConfiguredModel | None) -> None:
-    if baseline is None:
-        return
-    sizes = [each.config.get_text_config(decoder=True).vocab_size for each in (baseline, model)]
-    if sizes[0] != sizes[1]:
-        raise RequestError(
-            f"--baseline {baseline.folder.name} has a vocabulary of {sizes[0]:,} tokens and the model one of "
-            f"{sizes[1]:,}; evaluate each alone and use compress compare."
-        )

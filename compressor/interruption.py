@@ -19,11 +19,11 @@ class InterruptedRunError(CompressorError):
 
 
 @contextmanager
-def explained_interrupts(output: Path, calibration: Path) -> Iterator[None]:
+def explained_interrupts(output: Path, saved: Path) -> Iterator[None]:
     """Turn Ctrl-C, SIGTERM and SIGHUP into `InterruptedRunError`.
 
     Raises:
-        InterruptedRunError: a signal came; `calibration` holds the sums saved so far, if any.
+        InterruptedRunError: a signal came; `saved` holds what is done so far, if anything.
     """
     with termination_raises():
         try:
@@ -32,9 +32,9 @@ def explained_interrupts(output: Path, calibration: Path) -> Iterator[None]:
             code = stop.code if isinstance(stop, SystemExit) else 130
             if not isinstance(code, int) or code <= 128:
                 raise  # not a signal: the reader of the output went away, say
-            kept = calibration.exists()
+            kept = saved.exists()
             hint = (
-                "give --resume to go on with the calibration done so far"
+                "give --resume to go on with what is done so far"
                 if kept
                 else "nothing was saved yet that --resume could go on with"
             )

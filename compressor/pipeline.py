@@ -13,10 +13,10 @@ from rich.console import Console
 from transformers import PreTrainedModel
 
 from compressor.artifacts import CalibrationProgress, CalibrationStatistics, ProgressFile, write_json
-from compressor.calibration.norm_check import refuse_epsilon_near_other_norms
 from compressor.calibration.run import calibrate
 from compressor.calibration.tokens import PackedTokens, TokenBatch, batches
 from compressor.checkpoint.fingerprint import weights_sha256
+from compressor.distilling import Trained, train_folder
 from compressor.evaluation.measure import Material
 from compressor.export.disk import translate_write_errors
 from compressor.export.model_card import render_model_card
@@ -28,10 +28,11 @@ from compressor.measuring import HELD_OUT_NAME, evaluate_cut
 from compressor.planning import RunOptions, RunPlan, pack_plan_tokens, plan_run
 from compressor.progress import StageReporter
 from compressor.recipe import Recipe
+from compressor.refitting import Policies, Recovered, allowed_policies, divide_tokens, recover_cut, resolved_plan
 from compressor.report import Report, VerificationReport
-from compressor.reporting import RunFacts, build_report, card_facts
+from compressor.reporting import RunFacts, build_report, card_facts, card_place
 from compressor.selecting import select_channels
-from compressor.verification.run import Original, verify_folder
+from compressor.verification.run import TRAINED_NOTE, Original, verify_folder
 from compressor.writing import write_checkpoint
 
 SECONDS_BETWEEN_SAVES = 5.0
@@ -73,7 +74,7 @@ def _run_locked(plan: RunPlan, options: RunOptions, reporter: StageReporter) -> 
         plan.source.architecture, plan.source.folder, plan.source.checkpoint.raw_config, plan.dtype, plan.device
     )
     token_batches = list(batches(tokens.calibration, plan.recipe.calibration.batch_size))
-    smallest = _check_norms(plan, model, token_batches[0])
+    policies = allowed_policies(plan, model, token_batches[0])
     sha256 = _fingerprint(plan, reporter)
     statistics = _calibrate(plan, options, model, token_batches, tokens, sha256, reporter)
     heads = statistics.gram_q.shape[:2].numel()
@@ -86,15 +87,20 @@ def _run_locked(plan: RunPlan, options: RunOptions, reporter: StageReporter) -> 
         with reporter.stage("writing", plan.cut.output_bytes, "bytes") as advance:
             max_shard_bytes = parse_size(plan.recipe.export.max_shard_size)
             write_checkpoint(folder, plan.source, plan.cut, selection, max_shard_bytes, advance)
-            (folder / "recipe.yaml").write_text(plan.recipe.to_yaml(), encoding="utf-8")
-        evaluation = None if material is None else evaluate_cut(plan, material, model, folder, reporter)
+        recovered = _recover(plan, policies, model, folder, tokens, reporter)
+        plan = resolved_plan(plan, policies.allowed[0] if recovered is None else recovered.policy)
+        trained = _train(plan, options, model, folder, sha256, reporter)
+        (folder / "recipe.yaml").write_text(plan.recipe.to_yaml(), encoding="utf-8")
+        evaluation = None if material is None else evaluate_cut(plan, material, model, folder, recovered, reporter)
         del model
         release_memory(plan.device)
-        verification = _verify(plan, folder, tokens, reporter)
-        facts = RunFacts(tokens, sha256, layers, smallest, evaluation, verification, reporter.seconds)
+        verification = _verify(plan, folder, tokens, recovered, trained, reporter)
+        facts = RunFacts(
+            tokens, sha256, layers, policies, recovered, trained, evaluation, verification, reporter.seconds
+        )
         report = build_report(plan, facts)
         write_json(folder / "compression.json", report.to_json())
-        (folder / "README.md").write_text(render_model_card(card_facts(plan, report)), encoding="utf-8")
+        (folder / "README.md").write_text(render_model_card(card_facts(card_place(plan), report)), encoding="utf-8")
     return report
 
 
@@ -105,10 +111,19 @@ def _make_material(plan: RunPlan, tokens: PackedTokens, reporter: StageReporter)
         return make_material(plan.evaluation, tokens.held_out, HELD_OUT_NAME, advance)
 
 
-def _check_norms(plan: RunPlan, model: PreTrainedModel, batch: TokenBatch) -> float | None:
-    if plan.recipe.selection.norm_epsilon != "scaled":
+def _recover(
+    plan: RunPlan,
+    policies: Policies,
+    model: PreTrainedModel,
+    folder: Path,
+    tokens: PackedTokens,
+    reporter: StageReporter,
+) -> Recovered | None:
+    """None where there is nothing to win back or to choose."""
+    whole = plan.cut.keep == plan.cut.key_dim.before
+    if whole or not (plan.recipe.recovery.refit or len(policies.allowed) > 1):
         return None
-    return refuse_epsilon_near_other_norms(plan.source.architecture, model, batch, plan.cut.norm_epsilon[1])
+    return recover_cut(plan, policies, model, folder, divide_tokens(tokens.calibration), reporter)
 
 
 def _fingerprint(plan: RunPlan, reporter: StageReporter) -> str:
@@ -155,11 +170,40 @@ def _calibration_key(plan: RunPlan, tokens: PackedTokens, sha256: str) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
-def _verify(plan: RunPlan, folder: Path, tokens: PackedTokens, reporter: StageReporter) -> VerificationReport | None:
+def _train(
+    plan: RunPlan, options: RunOptions, model: PreTrainedModel, folder: Path, sha256: str, reporter: StageReporter
+) -> Trained | None:
+    if plan.training is None:
+        return None
+    # Everything before training is decided by these, so that a checkpoint of another run is not gone on from.
+    key = hashlib.sha256(f"{sha256}\n{plan.recipe.to_yaml()}".encode()).hexdigest()
+    architecture, work = plan.source.architecture, plan.training_folder
+    trained = train_folder(plan.training, architecture, model, folder, work, key, options.resume, None, reporter)
+    release_memory(plan.device)
+    return trained
+
+
+def _verify(
+    plan: RunPlan,
+    folder: Path,
+    tokens: PackedTokens,
+    recovered: Recovered | None,
+    trained: Trained | None,
+    reporter: StageReporter,
+) -> VerificationReport | None:
     if not plan.recipe.export.verify:
         return None
-    original = Original(plan.source.folder, plan.recipe.selection.norm_epsilon == "scaled")
+    scaled = plan.recipe.selection.norm_epsilon == "scaled"
+    refitted = recovered is not None and bool(recovered.chosen.tensors)
+    original = None if trained is not None else Original(plan.source.folder, scaled, refitted)
     with reporter.stage("verifying", 1, "checkpoint") as advance:
-        report = verify_folder(folder, plan.source.architecture, plan.device, tokens.calibration[0].tolist(), original)
+        report = verify_folder(
+            folder,
+            plan.source.architecture,
+            plan.device,
+            tokens.calibration[0].tolist(),
+            original,
+            TRAINED_NOTE if original is None else None,
+        )
         advance(1)
     return report

@@ -12,6 +12,7 @@ from compressor.calibration.text import DocumentStream, TextSource, held_out_sou
 from compressor.calibration.tokenizer import load_tokenizer
 from compressor.calibration.tokens import PackedTokens, pack_tokens
 from compressor.checkpoint.config_file import read_json_object
+from compressor.distilling import TrainingPlan, plan_training
 from compressor.errors import RequestError
 from compressor.export.disk import refuse_too_little_space
 from compressor.export.folder import OutputFolder
@@ -19,10 +20,15 @@ from compressor.loading import resolve_device, resolve_dtype
 from compressor.material import EvaluationPlan, plan_evaluation
 from compressor.preparation import CutPlan, Source, choose_width, open_model, open_source, plan_cut
 from compressor.recipe import CalibrationSection, Recipe
+from compressor.recovery.refit import refuse_too_few_tokens
 from compressor.retrieval_tokens import calibration_forms, retrieval_sequences, with_retrieval
 
 HELD_OUT_SEQUENCES = 8
 """Sequences measured before and after, where the source leaves that many."""
+HELD_OUT_TO_REFIT = 5
+"""One in so many calibration sequences, the last ones, is not fitted on: it chooses the ridge and the norm epsilon."""
+RETRIEVAL_SHARE = 0.5
+"""Lowers KL on prompts by a fifth and leaves that on text as it is (docs/experiments.md)."""
 TOKENS_PER_CHANNEL = 10
 """Fewest calibration tokens for each key channel."""
 
@@ -46,6 +52,7 @@ class RunPlan:
     documents: DocumentStream
     tokenizer: PreTrainedTokenizerBase
     evaluation: EvaluationPlan | None
+    training: TrainingPlan | None
     device: torch.device
     dtype: torch.dtype
     notes: tuple[str, ...]
@@ -54,6 +61,10 @@ class RunPlan:
     def resume_folder(self) -> Path:
         path = self.output.path
         return path.with_name(f"{path.name}.resume")
+
+    @property
+    def training_folder(self) -> Path:
+        return self.resume_folder / "training"
 
     @property
     def calibration_file(self) -> Path:
@@ -81,8 +92,7 @@ def plan_run(recipe: Recipe, options: RunOptions) -> RunPlan:
     if generation_config.exists():
         read_json_object(generation_config)
     tokenizer = load_tokenizer(configured.folder.path, recipe.runtime.trust_remote_code)
-    if recipe.calibration.retrieval_samples:
-        calibration_forms(tokenizer, recipe.calibration.sequence_length)
+    recipe, share_notes = _with_retrieval_share(recipe, tokenizer)
     documents = open_documents(_text_source(recipe.calibration))
     evaluation = (
         plan_evaluation(recipe.evaluation, configured.config, tokenizer, recipe.runtime.seed, recipe.evaluation.texts)
@@ -91,6 +101,8 @@ def plan_run(recipe: Recipe, options: RunOptions) -> RunPlan:
     )
     source = open_source(configured)
     cut = plan_cut(source, recipe, keep)
+    if recipe.recovery.refit and keep < cut.key_dim.before:
+        _refuse_too_little_to_refit(recipe.calibration, source)
     refuse_too_little_space(output.path, cut.output_bytes)
     resolved = recipe.model_copy(
         update={
@@ -101,8 +113,40 @@ def plan_run(recipe: Recipe, options: RunOptions) -> RunPlan:
             ),
         }
     )
-    notes = (*source.checkpoint.notes, *(() if evaluation is None else evaluation.notes))
-    return RunPlan(resolved, source, cut, output, documents, tokenizer, evaluation, device, dtype, notes)
+    notes = (*source.checkpoint.notes, *share_notes, *(() if evaluation is None else evaluation.notes))
+    training = _plan_training(recipe, source, cut, tokenizer)
+    return RunPlan(resolved, source, cut, output, documents, tokenizer, evaluation, training, device, dtype, notes)
+
+
+def _with_retrieval_share(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> tuple[Recipe, tuple[str, ...]]:
+    """The recipe with its share of retrieval prompts filled in, and what to say where prompts do not fit."""
+    calibration = recipe.calibration
+    notes: tuple[str, ...] = ()
+    share = RETRIEVAL_SHARE if calibration.retrieval_share is None else calibration.retrieval_share
+    filled = calibration.model_copy(update={"retrieval_share": share})
+    try:
+        if filled.retrieval_samples:
+            calibration_forms(tokenizer, calibration.sequence_length)
+    except RequestError as refusal:
+        if calibration.retrieval_share is not None:
+            raise
+        filled = calibration.model_copy(update={"retrieval_share": 0.0})
+        notes = (f"calibrated on text alone: {refusal}",)
+    return recipe.model_copy(update={"calibration": filled}), notes
+
+
+def _plan_training(
+    recipe: Recipe, source: Source, cut: CutPlan, tokenizer: PreTrainedTokenizerBase
+) -> TrainingPlan | None:
+    if not recipe.recovery.train or cut.keep == cut.key_dim.before:
+        return None
+    seed = recipe.runtime.seed
+    return plan_training(recipe.recovery, recipe.calibration, source.architecture, cut.cut_config, tokenizer, seed)
+
+
+def held_out_to_refit(sequences: int) -> int:
+    """How many of the calibration sequences a refit does not see; of two or more at least one."""
+    return min(max(1, sequences // HELD_OUT_TO_REFIT), sequences - 1)
 
 
 def pack_plan_tokens(plan: RunPlan) -> PackedTokens:
@@ -131,6 +175,12 @@ def pack_plan_tokens(plan: RunPlan) -> PackedTokens:
         plan.tokenizer, vocab_size, request.retrieval_samples, request.sequence_length, seed
     )
     return with_retrieval(text, retrieval)
+
+
+def _refuse_too_little_to_refit(request: CalibrationSection, source: Source) -> None:
+    held_out = held_out_to_refit(request.samples)
+    fitted = request.samples - held_out
+    refuse_too_few_tokens(fitted * request.sequence_length, held_out * request.sequence_length, source.mixers)
 
 
 def _text_source(request: CalibrationSection) -> TextSource:

@@ -153,7 +153,10 @@ def choose_width(configured: ConfiguredModel, selection: SelectionSection) -> in
 
 
 def plan_cut(source: Source, recipe: Recipe, keep: int) -> CutPlan:
-    """Sizes before and after, from headers; the choice of channels does not change them."""
+    """Sizes before and after, from headers; the choice of channels does not change them.
+
+    Where the recipe leaves the norm epsilon to be chosen, the plan is the one that keeps it.
+    """
     first = source.mixers[0]
     before_epsilon = source.architecture.norm_epsilon(source.config)
     scaled = recipe.selection.norm_epsilon == "scaled"

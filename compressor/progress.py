@@ -28,7 +28,7 @@ class StageReporter:
 
     def say(self, message: str) -> None:
         if self._console is not None:
-            self._console.print(message, highlight=False, soft_wrap=True)
+            self._console.print(message, highlight=False, soft_wrap=True, markup=False)
 
     @contextmanager
     def stage(self, name: str, total: int, unit: str = "tokens") -> Iterator[Advance]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import yaml
@@ -22,6 +21,12 @@ DEFAULT_DATA_SET = "HuggingFaceFW/fineweb"
 DEFAULT_DATA_SET_CONFIG = "sample-10BT"
 DEMO_CALIBRATION: Mapping[str, Any] = {"source": "demo", "samples": 20}
 """For the bundled model: as many whole sequences as the bundled text has."""
+
+
+MOST_TOKENS, MOST_SAMPLES = 2**24, 10**6
+"""Of one prompt or window, and of prompts or windows: beyond any model, and below what memory ends at."""
+
+NormEpsilon = Literal["keep", "scaled", "auto"]
 
 
 class _Section(BaseModel):
@@ -41,7 +46,8 @@ class SelectionSection(_Section):
     scoring: Literal["qk", "k", "q"] = "qk"
     f: float = Field(default=1.5, ge=1)
     """Bound of strong RRQR on max rho (Gu and Eisenstat 1996)."""
-    norm_epsilon: Literal["keep", "scaled"] = "keep"
+    norm_epsilon: NormEpsilon = "keep"
+    """scaled: times d_k / k, which undoes the change of scale; auto: what diverges less from the original."""
 
     @model_validator(mode="after")
     def _one_width(self) -> Self:
@@ -69,12 +75,14 @@ class CalibrationSection(_Section):
     samples: int = Field(default=128, ge=1)
     sequence_length: int = Field(default=2048, ge=1)
     batch_size: int = Field(default=8, ge=1)
-    retrieval_share: float = Field(default=0.0, ge=0, le=1)
-    """Share of the samples that are retrieval prompts with their answers instead of text."""
+    retrieval_share: float | None = Field(default=None, ge=0, le=1)
+    """Share of the samples that are retrieval prompts with their answers instead of text; None: half, or none where
+    the sequences are too short for a prompt."""
 
     @property
     def retrieval_samples(self) -> int:
-        return round(self.retrieval_share * self.samples)
+        """Once the share is known."""
+        return round((self.retrieval_share or 0.0) * self.samples)
 
     @model_validator(mode="before")
     @classmethod
@@ -94,47 +102,98 @@ class RuntimeSection(_Section):
     trust_remote_code: bool = False
 
 
+_Word = Annotated[str, Field(min_length=1)]
+
+
 class EvaluationSection(_Section):
     """What is measured of a model. None takes the suite's own value."""
 
     suite: Literal["quick", "full"] = "quick"
-    tasks: list[str] | None = Field(default=None, min_length=1)
+    tasks: list[_Word] | None = Field(default=None, min_length=1)
     """Prompt forms by name; `lm_eval:NAME` and all after it are tasks of lm-eval."""
-    lengths: list[Annotated[int, Field(ge=1)]] | None = Field(default=None, min_length=1)
+    lengths: list[Annotated[int, Field(ge=1, le=MOST_TOKENS)]] | None = Field(default=None, min_length=1)
     """Tokens of prompt and output together."""
-    samples: int | None = Field(default=None, ge=1)
+    samples: int | None = Field(default=None, ge=1, le=MOST_SAMPLES)
     """Prompts of each task at each length."""
     mode: Literal["teacher-forced", "generation"] | None = None
-    texts: list[str] = []
+    texts: list[_Word] = []
     """Held-out text: .txt/.jsonl/.parquet files, folders, Hub data sets, or demo."""
-    windows: int | None = Field(default=None, ge=1)
+    windows: int | None = Field(default=None, ge=1, le=MOST_SAMPLES)
     """Most windows read of each text."""
-    window_length: int | None = Field(default=None, ge=2)
+    window_length: int | None = Field(default=None, ge=2, le=MOST_TOKENS)
     windowing: Literal["disjoint", "sliding", "rolling"] = "disjoint"
     """sliding: overlapping windows; rolling: as lm-eval's loglikelihood_rolling."""
-    stride: int | None = Field(default=None, ge=1)
+    stride: int | None = Field(default=None, ge=1, le=MOST_TOKENS)
     """New tokens of each sliding window; half the window by default."""
-    batch_size: int = Field(default=32, ge=1)
-    haystack: str | None = None
+    batch_size: int = Field(default=32, ge=1, le=MOST_SAMPLES)
+    haystack: _Word | None = None
     """Text file that text haystacks are cut from; the bundled text by default."""
-    completion: str | None = None
+    completion: _Word | None = None
     """JSON or JSONL file with the fields text and value; the bundled passages by default."""
-    lm_eval_tasks: str | None = None
+    lm_eval_tasks: _Word | None = None
     """Folder of further task YAML files for lm-eval."""
     allow_extrapolation: bool = False
     """Ask beyond the context length that the config names."""
 
-    @classmethod
-    def from_settings(cls, settings: Mapping[str, Any]) -> EvaluationSection:
-        """Validate settings named as the fields.
 
-        Raises:
-            RequestError: lists every mistake, with its value and what is allowed.
-        """
-        try:
-            return cls.model_validate(settings)
-        except ValidationError as error:
-            raise RequestError("\n".join(_describe(error))) from None
+class RecoverySection(_Section):
+    """How quality is won back after the cut. The defaults of the training are those of the source paper."""
+
+    refit: bool = True
+    """Refit every mixer's output projection in closed form to the original's outputs."""
+    train: bool = False
+    """Then train, with the original as teacher."""
+    source: str | None = Field(default=None, min_length=1)
+    """Text to train on, named as the calibration's; None takes the calibration's own."""
+    column: str = "text"
+    config: str | None = None
+    split: str = "train"
+    sequences: int = Field(default=32_768, ge=1, le=10**9)
+    """Sequences to train on; the text is read again from its beginning where it has fewer."""
+    sequence_length: int = Field(default=2048, ge=2)
+    batch_size: int = Field(default=16, ge=1)
+    """Sequences of one step."""
+    micro_batch_size: int | None = Field(default=None, ge=1)
+    """Sequences at once, where a step's need too much memory."""
+    retrieval_share: float = Field(default=0.25, ge=0, le=1)
+    """Share of the sequences of each step that are retrieval prompts with their answers."""
+    trainable: Literal["lora", "mixers"] = "lora"
+    """lora: adapters on the mixers' projections, convolutions and norms whole; mixers: all of the mixers' weights."""
+    rank: int = Field(default=32, ge=1)
+    alpha: float = Field(default=64.0, gt=0)
+    """An adapter's output is multiplied by alpha / rank."""
+    targets: list[str] | None = None
+    """Last names of the modules that get an adapter; None: all projections of the mixers."""
+    learning_rate: float = Field(default=1e-4, gt=0, le=1)
+    final_learning_rate: float = Field(default=1e-5, ge=0, le=1)
+    warmup_share: float = Field(default=0.05, ge=0, le=1)
+    weight_decay: float = Field(default=0.0, ge=0, le=1)
+    gradient_norm: float = Field(default=1.0, gt=0)
+    """Longer gradients are scaled down to it."""
+    kl_weight: float = Field(default=1.0, ge=0)
+    """Of KL(teacher || student)."""
+    cross_entropy_weight: float = Field(default=0.0, ge=0)
+    """Of the loss on the text itself."""
+    temperature: float = Field(default=1.0, gt=0)
+    """Of both distributions of the KL."""
+    matching_weight: float = Field(default=0.0, ge=0)
+    """Of the match of every mixer's outputs with the teacher's."""
+    checkpoint_every: int = Field(default=200, ge=1)
+    """Steps between two checkpoints, which --resume goes on from."""
+    evaluate_every: int = Field(default=0, ge=0)
+    """Steps between two looks at held-out perplexity and the quick prompts; 0: only at the end."""
+    gradient_checkpointing: bool = False
+    """Compute activations again in the backward pass: less memory, more time."""
+    tracker: Literal["tensorboard", "trackio", "wandb"] | None = None
+
+    @property
+    def steps(self) -> int:
+        return -(-self.sequences // self.batch_size)
+
+    @property
+    def retrieval_sequences(self) -> int:
+        """Of one step."""
+        return round(self.retrieval_share * self.batch_size)
 
 
 class ExportSection(_Section):
@@ -164,6 +223,7 @@ class Recipe(_Section):
     selection: SelectionSection
     calibration: CalibrationSection
     runtime: RuntimeSection = RuntimeSection()
+    recovery: RecoverySection = RecoverySection()
     evaluation: EvaluationSection = EvaluationSection()
     export: ExportSection = ExportSection()
 
@@ -182,7 +242,7 @@ class Recipe(_Section):
         try:
             return cls.model_validate(sections)
         except ValidationError as error:
-            raise RequestError("\n".join(f"{origin}: {line}" for line in _describe(error))) from None
+            raise RequestError("\n".join(f"{origin}: {line}" for line in describe(error))) from None
 
     def to_yaml(self) -> str:
         return yaml.safe_dump(self.model_dump(), sort_keys=False, allow_unicode=True)
@@ -192,80 +252,30 @@ SECTIONS: Mapping[str, type[_Section]] = {
     "selection": SelectionSection,
     "calibration": CalibrationSection,
     "runtime": RuntimeSection,
+    "recovery": RecoverySection,
     "evaluation": EvaluationSection,
     "export": ExportSection,
 }
-_FLAT_NAMES = {"calibration": ("calibration", "source"), "calibration_samples": ("calibration", "samples")}
-_FLAT_NAMES |= {f"calibration_{name}": ("calibration", name) for name in ("column", "config", "split")}
 
 
-def nest_flat_settings(flat: Mapping[str, Any], base: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Put settings named as on the command line (ratio, calibration_samples, ...) into their sections.
-
-    They replace those of `base`; giving a ratio drops the base's target_dim and the other way round.
-    """
-    nested: dict[str, Any] = {
-        key: dict(value) if isinstance(value, Mapping) else value for key, value in (base or {}).items()
-    }
-    for name, value in flat.items():
-        section, field = _FLAT_NAMES.get(name) or (_section_of(name), name)
-        target = nested.setdefault(section, {}) if section else nested
-        if not isinstance(target, dict):
-            continue
-        target[field] = value
-        other = {"ratio": "target_dim", "target_dim": "ratio"}.get(field)
-        if other and other not in flat:
-            target.pop(other, None)
-    return nested
+_SENTENCES = {
+    "int_type": '"{}" is no whole number',
+    "string_too_short": '"{}" is empty; name something, or leave it out',
+    "too_short": "name at least one",
+}
 
 
-def load_settings(path: Path) -> dict[str, Any]:
-    """The nested settings of a recipe file.
-
-    Raises:
-        RequestError: the file is missing, is no YAML mapping, or names a key twice.
-    """
-    try:
-        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeyLoader)
-    except OSError as error:
-        raise RequestError(f"recipe {path} cannot be read: {error.strerror}; give the path of a YAML file.") from None
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise RequestError(f"recipe {path} is not valid YAML: {error}") from None
-    if not isinstance(content, dict):
-        raise RequestError(f"recipe {path} holds no settings; start from one of the files in recipes/.")
-    return content
-
-
-class _UniqueKeyLoader(yaml.SafeLoader):
-    """YAML lets a later key replace an earlier one without a word; here that is a mistake."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[Any] = set()
-        for key_node, _ in node.value:
-            if key_node.tag == "tag:yaml.org,2002:merge":
-                continue
-            key = self.construct_object(key_node, deep=True)
-            if not isinstance(key, str):
-                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is no word", key_node.start_mark)
-            if key in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is given twice", key_node.start_mark)
-            seen.add(key)
-        return super().construct_mapping(node, deep)
-
-
-def _section_of(name: str) -> str | None:
-    return next((section for section, model in SECTIONS.items() if name in model.model_fields), None)
-
-
-def _describe(error: ValidationError) -> list[str]:
+def describe(error: ValidationError) -> list[str]:
     lines = []
     for problem in error.errors():
-        path = ".".join(str(part) for part in problem["loc"])
+        path = ".".join(part for part in problem["loc"] if isinstance(part, str))
         message = problem["msg"].removeprefix("Value error, ")
         if problem["type"] == "extra_forbidden":
             lines.append(f"{path} is not a setting{_did_you_mean(problem['loc'])}")
         elif problem["type"] == "value_error":
             lines.append(f"{path}: {message}" if path else message)
+        elif problem["type"] in _SENTENCES:
+            lines.append(f"{path}: " + _SENTENCES[problem["type"]].format(problem["input"]))
         else:
             lines.append(f"{path}: {message} (got {problem['input']!r})")
     return lines

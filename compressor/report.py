@@ -84,6 +84,59 @@ class EvaluationReport:
 
 
 @dataclass(frozen=True)
+class LayerRefitReport:
+    """One output projection. The errors are |Y - X W^T| / |Y| on held-out tokens; `ridge` None: it stayed as it was."""
+
+    layer: int
+    ridge: float | None
+    error_before: float
+    error_after: float
+
+
+@dataclass(frozen=True)
+class RefitReport:
+    """The closed-form refit of the output projections. `kept` is False where it would have diverged more.
+
+    `kl_before` and `kl_after` are KL(original || compressed) on the held-out part of the calibration data, in nats a
+    token; `kl_by_norm_epsilon` has `kl_after` under every norm epsilon that was tried.
+    """
+
+    kept: bool
+    tokens: int
+    held_out_tokens: int
+    kl_before: float
+    kl_after: float
+    kl_by_norm_epsilon: dict[str, float]
+    layers: list[LayerRefitReport]
+
+
+@dataclass(frozen=True)
+class TrainingReport:
+    """Distillation from the original. `last` is the last step: losses in nats a token, rate in tokens a second.
+
+    `adapters` names the modules with an adapter, by layer; every curve stands in training.jsonl.
+    """
+
+    source: str
+    steps: int
+    tokens: int
+    resumed_step: int
+    trainable: str
+    trainable_parameters: int
+    adapters: dict[int, tuple[str, ...]]
+    seconds: float
+    last: dict[str, float]
+
+
+@dataclass(frozen=True)
+class RecoveryReport:
+    """How quality was won back; a step that was not taken is None."""
+
+    refit: RefitReport | None
+    training: TrainingReport | None
+
+
+@dataclass(frozen=True)
 class NormEpsilonReport:
     """`smallest_mean_square_of_other_norms` is None unless the epsilon was scaled."""
 
@@ -134,7 +187,7 @@ class Report:
     norm_epsilon: NormEpsilonReport
     layers: list[LayerReport]
     calibration: CalibrationReport
-    recovery: None
+    recovery: RecoveryReport | None
     evaluation: EvaluationReport | None
     verification: VerificationReport | None
     engines: list[str]

@@ -6,13 +6,18 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from rich.markup import escape
 from rich.table import Table
 
 from compressor.architectures.engines import engine_answers
 from compressor.calibration.tokens import PackedTokens
+from compressor.distilling import Trained
 from compressor.evaluation.tables import comparison_rows
 from compressor.export.model_card import ModelCardFacts, read_license
 from compressor.planning import RunPlan
+from compressor.preparation import CutPlan
+from compressor.recovery_report import recovery_line, recovery_report
+from compressor.refitting import Policies, Recovered
 from compressor.report import (
     CalibrationReport,
     EvaluationReport,
@@ -33,7 +38,9 @@ class RunFacts:
     tokens: PackedTokens
     base_sha256: str
     layers: list[LayerReport]
-    smallest_mean_square: float | None
+    policies: Policies
+    recovered: Recovered | None
+    trained: Trained | None
     evaluation: EvaluationReport | None
     verification: VerificationReport | None
     timings_s: dict[str, float]
@@ -58,14 +65,14 @@ def build_report(plan: RunPlan, facts: RunFacts) -> Report:
         state_bytes_per_sequence=cut.state_bytes,
         convolution_state_bytes_per_sequence=cut.convolution_state_bytes,
         parameters=cut.parameters,
-        norm_epsilon=NormEpsilonReport(selection.norm_epsilon, *cut.norm_epsilon, facts.smallest_mean_square),
+        norm_epsilon=_norm_epsilon_report(selection.norm_epsilon, cut, facts.policies),
         layers=facts.layers,
         calibration=_calibration_report(plan, facts.tokens),
-        recovery=None,
+        recovery=recovery_report(facts.recovered, plan.training, facts.trained),
         evaluation=facts.evaluation,
         verification=facts.verification,
         engines=list(engine_lines(plan)),
-        notes=[*plan.notes, *cut.engine_warnings, *facts.tokens.problems],
+        notes=[*plan.notes, *facts.policies.notes, *cut.engine_warnings, *facts.tokens.problems],
         timings_s={name: round(seconds, 3) for name, seconds in facts.timings_s.items()},
         versions=installed_versions(),
     )
@@ -95,19 +102,35 @@ def engine_lines(plan: RunPlan) -> tuple[str, ...]:
     return tuple(f"{answer.engine}: {answer.verdict} ({answer.note}; {answer.evidence})" for answer in answers)
 
 
-def card_facts(plan: RunPlan, report: Report) -> ModelCardFacts:
+@dataclass(frozen=True)
+class CardPlace:
+    """What a model card needs beside the report: the folder's name, and the checkpoint it was made from."""
+
+    model_name: str
+    source: Path
+    needs_fla: bool
+    trust_remote_code: bool
+
+
+def card_place(plan: RunPlan) -> CardPlace:
+    source = plan.source
+    needs_fla, trust = source.architecture.needs_fla, plan.recipe.runtime.trust_remote_code
+    return CardPlace(plan.output.path.name, source.folder, needs_fla, trust)
+
+
+def card_facts(place: CardPlace, report: Report) -> ModelCardFacts:
     """What the model card says of the report."""
     evaluation = report.evaluation
     revision = report.base_revision
     return ModelCardFacts(
-        model_name=plan.output.path.name,
+        model_name=place.model_name,
         base_name=report.base_model,
         base_model=report.base_model if revision is not None else None,
         base_revision=revision,
-        license=read_license(plan.source.folder),
+        license=read_license(place.source),
         model_type=report.architecture,
-        needs_fla=plan.source.architecture.needs_fla,
-        trust_remote_code=plan.recipe.runtime.trust_remote_code,
+        needs_fla=place.needs_fla,
+        trust_remote_code=place.trust_remote_code,
         method=report.method,
         scoring=report.scoring,
         ratio=report.ratio,
@@ -128,7 +151,7 @@ def card_facts(plan: RunPlan, report: Report) -> ModelCardFacts:
         calibration_sha256=report.calibration.sha256,
         calibration_retrieval_share=report.calibration.retrieval_share if report.calibration.retrieval_sequences else 0,
         figures=() if evaluation is None else tuple(comparison_rows(evaluation.before, evaluation.after)),
-        recovery=None,
+        recovery=recovery_line(report.recovery),
         engine_notes=tuple(report.engines),
         versions=tuple(report.versions.items()),
     )
@@ -136,7 +159,7 @@ def card_facts(plan: RunPlan, report: Report) -> ModelCardFacts:
 
 def result_table(report: Report) -> Table:
     """What a person reads at the end of a run."""
-    title = f"{report.base_model}: {report.method}, {report.ratio:.1%} removed"
+    title = escape(f"{report.base_model}: {report.method}, {report.ratio:.1%} removed")
     table = Table("", "before", "after", "difference ± s.e.", title=title)
     table.add_row("key width of a head", str(report.key_dim.before), str(report.key_dim.after))
     state, convolution = report.state_bytes_per_sequence, report.convolution_state_bytes_per_sequence
@@ -144,11 +167,13 @@ def result_table(report: Report) -> Table:
     table.add_row("convolution state bytes", f"{convolution.before:,}", f"{convolution.after:,}")
     table.add_row("parameters", f"{report.parameters.before:,}", f"{report.parameters.after:,}")
     table.add_row("worst max rho", "", f"{report.worst_rho:.3f}")
+    if report.recovery is not None:
+        table.add_row("recovery", "", recovery_line(report.recovery))
     if report.evaluation is None:
         table.add_row("perplexity, KL, memory (retrieval)", "not measured", "not measured")
         return table
     for row in comparison_rows(report.evaluation.before, report.evaluation.after):
-        table.add_row(*row)
+        table.add_row(*map(escape, row))
     for policy, figures in report.evaluation.by_norm_epsilon.items():
         chosen = " (written)" if policy == report.norm_epsilon.policy else ""
         table.add_row(f"KL with norm epsilon {policy}{chosen}: text, prompts", "", _divergences(figures))
@@ -160,6 +185,11 @@ def _divergences(figures: NormEpsilonFigures) -> str:
     return ", ".join("not measured" if value is None else f"{value:.4f}" for value in values)
 
 
+def _norm_epsilon_report(policy: str, cut: CutPlan, policies: Policies) -> NormEpsilonReport:
+    smallest = policies.smallest_mean_square if policy == "scaled" else None
+    return NormEpsilonReport(policy, *cut.norm_epsilon, smallest)
+
+
 def plan_table(plan: RunPlan) -> Table:
     """What a run would do, for `--dry-run`."""
     cut, request = plan.cut, plan.recipe.calibration
@@ -169,9 +199,9 @@ def plan_table(plan: RunPlan) -> Table:
     table.add_row("parameters", f"{cut.parameters.before:,}", f"{cut.parameters.after:,}")
     table.add_row("norm epsilon", f"{cut.norm_epsilon[0]:g}", f"{cut.norm_epsilon[1]:g}")
     table.add_row("linear-attention layers", str(len(plan.source.mixers)), str(len(plan.source.mixers)))
-    table.add_row("calibration", request.source, f"{request.samples} x {request.sequence_length} tokens")
+    table.add_row("calibration", escape(request.source), f"{request.samples} x {request.sequence_length} tokens")
     retrieval = f"{request.retrieval_samples} of {request.samples} sequences"
-    table.add_row("retrieval prompts", f"share {request.retrieval_share:g}", retrieval)
+    table.add_row("retrieval prompts", f"share {request.retrieval_share or 0:g}", retrieval)
     table.add_row("runs on", str(plan.device), str(plan.dtype).removeprefix("torch."))
     table.add_row("bytes of the output", "", f"{cut.output_bytes:,}")
     return table
@@ -186,7 +216,7 @@ def _calibration_report(plan: RunPlan, tokens: PackedTokens) -> CalibrationRepor
         requested_tokens=tokens.requested_tokens,
         documents=tokens.documents,
         sequence_length=request.sequence_length,
-        retrieval_share=request.retrieval_share,
+        retrieval_share=request.retrieval_share or 0.0,
         retrieval_sequences=tokens.retrieval_sequences,
         retrieval_prompts=tokens.retrieval_prompts,
         retrieval_tasks=tokens.retrieval_tasks,

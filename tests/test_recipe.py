@@ -8,7 +8,9 @@ import pytest
 import yaml
 
 from compressor.errors import RequestError
-from compressor.recipe import Recipe, load_settings, nest_flat_settings
+from compressor.flat_settings import nest_flat_settings
+from compressor.recipe import Recipe
+from compressor.recipe_file import load_settings
 
 RECIPES = sorted((Path(__file__).parents[1] / "recipes").glob("*.yaml"))
 

@@ -40,7 +40,7 @@ def refused(capsys: pytest.CaptureFixture[str], words: Sequence[str], *fragments
         (["--ratio", "0.5", "--method", "drrq"], ["did you mean drrqr"]),
         (["--ratio", "0.5", "--scoring", "v"], ["selection.scoring", "'qk', 'k' or 'q'"]),
         (["--ratio", "0.5", "--f", "0.9"], ["selection.f"]),
-        (["--ratio", "0.5", "--norm-epsilon", "auto"], ["selection.norm_epsilon", "'keep' or 'scaled'"]),
+        (["--ratio", "0.5", "--norm-epsilon", "none"], ["selection.norm_epsilon", "'keep', 'scaled' or 'auto'"]),
         (["--ratio", "0.5", "--device", "cuda:77"], ["cuda:77", "torch sees"]),
         (["--ratio", "0.5", "--seed", "9" * 30], ["runtime.seed", "less than or equal to"]),
         (["--ratio", "0.5", "--calibration", "/dev/zero"], ["/dev/zero", "neither a file nor a folder"]),
@@ -50,7 +50,11 @@ def refused(capsys: pytest.CaptureFixture[str], words: Sequence[str], *fragments
         (["--ratio", "0.5", "--revision", "main"], ["revision"]),
         (["--ratio", "0.5", "--sequence-length", "4096"], ["--sequence-length 4096", "2048 positions"]),
         (["--ratio", "0.5", "--calibration", "/nowhere/x.txt"], ["/nowhere/x.txt"]),
-        (["--ratio", "0.5", "--calibration-samples", "1", "--sequence-length", "20"], ["20", "160"]),
+        (["--ratio", "0.5", "--no-refit", "--calibration-samples", "1", "--sequence-length", "20"], ["20", "160"]),
+        (
+            ["--ratio", "0.5", "--calibration-samples", "2", "--sequence-length", "20"],
+            ["20 tokens", "--calibration-samples"],
+        ),
     ],
 )
 def test_impossible_requests(

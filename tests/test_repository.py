@@ -33,6 +33,7 @@ ALLOWED_IMPORTS: dict[str, set[str]] = {
     "calibration": {"errors", "artifacts", "architectures", "demo", "tokenization"},
     "surgery": {"errors", "artifacts", "architectures", "checkpoint", "export"},
     "export": {"errors", "artifacts", "checkpoint"},
+    "recovery": {"errors", "architectures"},
     "tokenization": {"errors"},
     "prompts": {"errors", "demo"},
     "evaluation": {"errors", "prompts", "tokenization"},
@@ -133,6 +134,7 @@ def test_a_rule_sees_an_offence(rule: Rule, source: str) -> None:
     [
         ("selection", "artifacts.Selection"),
         ("calibration", "export.writer"),
+        ("recovery", "calibration.tokens"),
         ("export", "architectures.base"),
         ("pipeline", "cli.main"),
         ("reporting", "pipeline.compress"),

@@ -50,6 +50,7 @@ def packed(output: Path, share: float, samples: int = 7, source: str = "demo", e
         "selection": {"ratio": 0.5},
         "calibration": calibration,
         "runtime": {"device": "cpu"},
+        "recovery": {"refit": False},
         "evaluation": {"tasks": ["niah_single_1"]},
         "export": {"evaluate": evaluate},
     }

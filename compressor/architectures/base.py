@@ -78,6 +78,23 @@ class ChannelMap:
     dim: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class RecoveryTargets:
+    """What recovery may train of a model's linear-attention layers; softmax layers have no part in it.
+
+    Attributes:
+        projections: paths of the linear modules, each of which the stock layer calls as a module: a kernel that read
+            the weight itself would pass an adapter by.
+        per_head: those of the projections that give one number a head, as gates do: few low ranks fit them.
+        whole: full names of the parameters beside the projections' weights: convolutions, the output norm, decays,
+            biases, and the norm in front of the mixer.
+    """
+
+    projections: tuple[str, ...]
+    per_head: tuple[str, ...]
+    whole: tuple[str, ...]
+
+
 class RecurrenceTap:
     """Sees, and may replace, what enters and leaves the recurrence of every mixer.
 
@@ -162,6 +179,30 @@ class Architecture(ABC):
         self, model: PreTrainedModel, mixers: Sequence[Mixer], tap: RecurrenceTap
     ) -> AbstractContextManager[None]:
         """While active, every forward pass of `model` goes through `tap`."""
+
+    @abstractmethod
+    def output_projection(self, mixer: Mixer) -> str:
+        """Path, in the model, of the linear module from the normed, gated recurrence output to the hidden size."""
+
+    @abstractmethod
+    def output_projection_tensor(self, mixer: Mixer) -> str:
+        """Name, in the files, of that module's weight."""
+
+    @abstractmethod
+    def residual_block(self, config: PretrainedConfig, mixer: Mixer) -> str | None:
+        """Path of the block that adds the mixer's output to its own first input; None where more is done to it."""
+
+    @abstractmethod
+    def recovery_targets(self, model: PreTrainedModel, mixers: Sequence[Mixer]) -> RecoveryTargets:
+        """What of `model`, which holds no adapters yet and may be on the meta device, recovery may train."""
+
+    @abstractmethod
+    def tensor_name(self, parameter: str, mixers: Sequence[Mixer]) -> str:
+        """Name, in the files, of a parameter of the model that lies in the block of one of `mixers`.
+
+        Raises:
+            ValueError: it lies in none of them.
+        """
 
     @abstractmethod
     def decoder(self, model: PreTrainedModel) -> nn.Module:

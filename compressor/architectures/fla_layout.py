@@ -9,13 +9,16 @@ from typing import Any, ClassVar
 from torch import nn
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
-from compressor.architectures.base import Architecture, ChannelMap, Mixer, Stream, head_major_rows
+from compressor.architectures.base import Architecture, ChannelMap, Mixer, RecoveryTargets, Stream, head_major_rows
+from compressor.architectures.trainable import recovery_targets, tensor_name
 from compressor.errors import RequestError
 from compressor.reference.backend import enable_for_fla, import_fla
 
 _MAX_HEAD_K_DIM = 256
 _MAX_LAYERS = 100_000
 _NORM_NAMES = frozenset({"attn_norm", "mlp_norm", "attn_res_norm", "mlp_res_norm", "res_norm", "norm"})
+_PROJECTIONS = frozenset({"q_proj", "k_proj", "v_proj", "a_proj", "b_proj", "g_proj", "o_proj"})
+_PER_HEAD = frozenset({"a_proj", "b_proj"})
 _STREAMS: tuple[tuple[str, Stream], ...] = (("q", "query"), ("k", "key"))
 
 
@@ -58,6 +61,22 @@ class FlaArchitecture(Architecture):
     def norms_sharing_epsilon(self, model: PreTrainedModel) -> dict[str, nn.Module]:
         """Block and final norms: all norms of the stack but the mixers' own."""
         return {path: module for path, module in model.named_modules() if path.rsplit(".", 1)[-1] in _NORM_NAMES}
+
+    def output_projection(self, mixer: Mixer) -> str:
+        return f"{mixer.module}.o_proj"
+
+    def output_projection_tensor(self, mixer: Mixer) -> str:
+        return f"{mixer.tensors}.o_proj.weight"
+
+    def residual_block(self, config: PretrainedConfig, mixer: Mixer) -> str | None:
+        """None with attention over residuals, where a block may begin a new sum."""
+        return None if config.attnres_block_size is not None else mixer.module.rpartition(".")[0]
+
+    def recovery_targets(self, model: PreTrainedModel, mixers: Sequence[Mixer]) -> RecoveryTargets:
+        return recovery_targets(model, mixers, _PROJECTIONS, _PER_HEAD, "attn_norm")
+
+    def tensor_name(self, parameter: str, mixers: Sequence[Mixer]) -> str:
+        return tensor_name(parameter, mixers)
 
     def decoder(self, model: PreTrainedModel) -> nn.Module:
         return model.get_submodule("model")

@@ -11,8 +11,16 @@ from typing import Any, ClassVar, final
 from torch import nn
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
-from compressor.architectures.base import Architecture, ChannelMap, Mixer, RecurrenceTap, head_major_rows
+from compressor.architectures.base import (
+    Architecture,
+    ChannelMap,
+    Mixer,
+    RecoveryTargets,
+    RecurrenceTap,
+    head_major_rows,
+)
 from compressor.architectures.interception import EntryPoint, intercept
+from compressor.architectures.trainable import recovery_targets, tensor_name
 from compressor.errors import RequestError
 from compressor.reference.backend import enable_for_qwen3_5
 
@@ -21,6 +29,8 @@ _ENTRY_POINTS = (
     EntryPoint(_MODULE, "torch_chunk_gated_delta_rule", query="query", key="key"),
     EntryPoint(_MODULE, "torch_recurrent_gated_delta_rule", query="query", key="key"),
 )
+_PROJECTIONS = frozenset({"in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj"})
+_PER_HEAD = frozenset({"in_proj_b", "in_proj_a"})
 _TEXT_STACK = "model.layers."
 _WRAPPED_STACK = "model.language_model.layers."
 
@@ -118,6 +128,21 @@ class Qwen35(Architecture):
         self, model: PreTrainedModel, mixers: Sequence[Mixer], tap: RecurrenceTap
     ) -> AbstractContextManager[None]:
         return intercept(model, mixers, _ENTRY_POINTS, tap)
+
+    def output_projection(self, mixer: Mixer) -> str:
+        return f"{mixer.module}.out_proj"
+
+    def output_projection_tensor(self, mixer: Mixer) -> str:
+        return f"{mixer.tensors}.out_proj.weight"
+
+    def residual_block(self, config: PretrainedConfig, mixer: Mixer) -> str | None:
+        return mixer.module.rpartition(".")[0]
+
+    def recovery_targets(self, model: PreTrainedModel, mixers: Sequence[Mixer]) -> RecoveryTargets:
+        return recovery_targets(model, mixers, _PROJECTIONS, _PER_HEAD, "input_layernorm")
+
+    def tensor_name(self, parameter: str, mixers: Sequence[Mixer]) -> str:
+        return tensor_name(parameter, mixers)
 
     def decoder(self, model: PreTrainedModel) -> nn.Module:
         wrapped = any(path == "model.language_model" for path, _ in model.named_modules())

@@ -35,12 +35,26 @@ class TextSource:
 
     `name` is "demo" (the bundled text), a `.txt`, `.jsonl` or `.parquet` file, a folder of them, or
     the id of a Hub data set. `column`, and for the Hub `config` and `split`, say what to read of it.
+    `held_out` text is measured on: messages speak of the text, and of no column that could be named.
     """
 
     name: str
     column: str = "text"
     config: str | None = None
     split: str = "train"
+    held_out: bool = False
+
+    def called(self, kind: str) -> str:
+        """What messages call it."""
+        return "text" if self.held_out else f"calibration {kind}"
+
+    @property
+    def column_remedy(self) -> str:
+        return (
+            f"rename the field that holds text to '{self.column}'"
+            if self.held_out
+            else "name the column that holds text"
+        )
 
 
 def held_out_source(source: TextSource) -> TextSource | None:
@@ -124,19 +138,19 @@ class DocumentStream:
                 yield row
 
     def _nothing_usable(self, count: _RowCount) -> str:
-        name, column = self.source.name, self.source.column
+        source, column = f"{self.source.called('source')} {self.source.name}", self.source.column
         if not count.rows:
-            return f"the calibration source {name} is empty; use one that holds text."
+            return f"the {source} is empty; use one that holds text."
         if column in count.fields:
             return (
-                f"the calibration source {name} has no text in '{column}' in any of its {_counted(count.rows, 'row')}; "
-                "name the column that holds text."
+                f"the {source} has no text in '{column}' in any of its {_counted(count.rows, 'row')}; "
+                f"{self.source.column_remedy}."
             )
         if not count.fields:
-            return f"the calibration source {name} has no row that is a JSON object with a field '{column}'."
+            return f"the {source} has no row that is a JSON object with a field '{column}'."
         return (
-            f"the calibration source {name} has no field '{column}'; fields found: {', '.join(count.fields)}; "
-            "name the column that holds text."
+            f"the {source} has no field '{column}'; fields found: {', '.join(count.fields)}; "
+            f"{self.source.column_remedy}."
         )
 
 
@@ -160,21 +174,23 @@ def _readers(source: TextSource) -> list[RowReader]:
         return [MarkedTextReader(calibration_text_path(), DEMO_MARKER)]
     if source.name == DEMO_HELD_OUT:
         return [MarkedTextReader(held_out_text_path(), DEMO_MARKER)]
-    path = Path(source.name).expanduser()
-    if path.is_dir():
+    # os.path answers for any string; pathlib raises for a name that is too long or a user that is unknown.
+    path = Path(os.path.expanduser(source.name))  # noqa: PTH111
+    if os.path.isdir(path):  # noqa: PTH112
         return _folder_readers(path, source)
-    if path.is_file():
+    if os.path.isfile(path):  # noqa: PTH113
         if path.suffix.lower() not in EXTENSIONS:
             raise RequestError(
-                f'the calibration file {path} ends in "{path.suffix}"; {_EXTENSIONS_TEXT} files are read: convert it.'
+                f'the {source.called("file")} {path} ends in "{path.suffix}"; {_EXTENSIONS_TEXT} files are read: '
+                "convert it."
             )
         return [_file_reader(path, "", source)]
     if _HUB_ID.fullmatch(source.name) and path.suffix.lower() not in EXTENSIONS:
         return [HubDatasetReader(source.name, source.config, source.split, source.column)]
-    problem = "is neither a file nor a folder" if path.exists() else "does not exist"
+    problem = "is neither a file nor a folder" if os.path.exists(path) else "does not exist"  # noqa: PTH110
     raise RequestError(
-        f'the calibration source "{source.name}" {problem}; give a {_EXTENSIONS_TEXT.replace("and", "or")} file, '
-        'a folder of them, the id of a Hub data set (org/name), or "demo".'
+        f'the {source.called("source")} "{source.name}" {problem}; give a {_EXTENSIONS_TEXT.replace("and", "or")} '
+        'file, a folder of them, the id of a Hub data set (org/name), or "demo".'
     )
 
 
@@ -183,7 +199,7 @@ def _folder_readers(folder: Path, source: TextSource) -> list[RowReader]:
     readers = [_file_reader(path, path.relative_to(folder).as_posix(), source) for path in files]
     if not readers:
         raise RequestError(
-            f"the calibration folder {folder} holds no {_EXTENSIONS_TEXT.replace('and', 'or')} file; add one."
+            f"the {source.called('folder')} {folder} holds no {_EXTENSIONS_TEXT.replace('and', 'or')} file; add one."
         )
     return readers
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -46,7 +47,8 @@ def check_lm_eval_tasks(tasks: Sequence[str], include_path: Path | None = None) 
     require_lm_eval()
     if not tasks:
         raise RequestError("no lm-eval task is named; name one, such as lm_eval:wikitext.")
-    if include_path is not None and not include_path.is_dir():
+    # pathlib raises for a name that is too long.
+    if include_path is not None and not os.path.isdir(include_path):  # noqa: PTH112
         raise RequestError(f"{include_path} is no folder; give the folder that holds the YAML files of lm-eval tasks.")
     names = tuple(dict.fromkeys(tasks))
     manager = _task_manager(names, include_path)

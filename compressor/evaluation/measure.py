@@ -31,12 +31,16 @@ class NamedWindows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Material:
-    """Everything that is put to a model; made before any model is loaded."""
+    """Everything that is put to a model; made before any model is loaded.
+
+    `notes` say what is less than was asked for.
+    """
 
     texts: tuple[NamedWindows, ...]
     prompt_sets: tuple[PromptSet, ...]
     mode: Mode
     batch_size: int
+    notes: tuple[str, ...] = ()
 
     def tokens(self, models: int) -> int:
         """Tokens that `models` models read, as `on_tokens` counts them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +12,12 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from compressor.errors import RequestError
+from compressor.evaluation.result_checks import inconsistencies
 from compressor.evaluation.results import Difference, ModelFigures
 
 SCHEMA = 1
+REPORT = "compression.json"
+"""What a run leaves in its output folder; its schema has the same number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,33 +46,58 @@ def read_models(path: Path) -> tuple[ModelFigures, ...]:
     """The models of a file of `compress evaluate`, of a compression.json, or of a folder with one; baseline first.
 
     Raises:
-        RequestError: the file cannot be read, or holds no figures.
+        RequestError: the file cannot be read, holds no figures, or figures that do not fit each other.
     """
-    file = path / "compression.json" if path.is_dir() else path
+    folder = os.path.isdir(path)  # noqa: PTH112 - pathlib raises for a name that is too long
+    file = path / REPORT if folder else path
+    if folder and not file.exists() and (path / "config.json").exists():
+        raise RequestError(
+            f"{path} is a model folder without {REPORT}; run compress evaluate {path} --output FILE and give that file."
+        )
+    content = _read_json(file)
+    entries = _entries(content)
+    if not entries:
+        raise RequestError(
+            f"{file} holds no evaluation; give a file that compress evaluate --output wrote, or the {REPORT} "
+            "of a run without --no-evaluate."
+        )
+    schema = content.get("schema") if isinstance(content, Mapping) else None
+    if type(schema) is not int or schema != SCHEMA:
+        raise RequestError(
+            f"{file} has schema {schema!r} and this version reads {SCHEMA}; it was written by another version: "
+            "measure again."
+        )
+    return tuple(_figures(file, entry) for entry in entries)
+
+
+def _read_json(file: Path) -> Any:
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        return json.loads(file.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise RequestError(
             f"{file} cannot be read: {error.strerror}; give a file that compress evaluate --output wrote."
         ) from None
     except (ValueError, RecursionError) as error:
         raise RequestError(
-            f"{file} is no JSON ({error}); give a file that compress evaluate --output wrote, or a compression.json."
+            f"{file} is no JSON ({error}); give a file that compress evaluate --output wrote, or a {REPORT}."
         ) from None
-    entries = _entries(content)
-    if not entries:
-        raise RequestError(
-            f"{file} holds no evaluation; give a file that compress evaluate --output wrote, or the compression.json "
-            "of a run without --no-evaluate."
-        )
+
+
+def _figures(file: Path, entry: Any) -> ModelFigures:
     try:
-        return tuple(TypeAdapter(ModelFigures).validate_json(json.dumps(entry)) for entry in entries)
+        figures = TypeAdapter(ModelFigures).validate_json(json.dumps(entry, allow_nan=False))
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
         raise RequestError(
             f"{file}: {place}: {first['msg']}; it was written by another version: measure again."
         ) from None
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"{file}: {error}; no figure is NaN or infinite: measure again.") from None
+    problem = next(inconsistencies(figures), None)
+    if problem is not None:
+        raise RequestError(f"{file}: {figures.model}: {problem}; the file was changed or damaged: measure again.")
+    return figures
 
 
 def _entries(content: object) -> list[Any]:

@@ -58,11 +58,26 @@ class NamedText:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelSource:
+    """Which model was measured.
+
+    `given` is the folder or Hub id as the user wrote it, None for the bundled model; `revision` the commit of a
+    Hub model. `weights_sha256` is `checkpoint.fingerprint`'s, `tokenizer_sha256` `tokenizer_identity`'s.
+    """
+
+    given: str | None
+    revision: str | None
+    weights_sha256: str
+    tokenizer_sha256: str
+
+
+@dataclass(frozen=True, slots=True)
 class ModelFigures:
     """Everything measured of one model.
 
     `reference` is the model that divergences are taken to, None where there is none. `seen` and `unseen`
-    are mean scores over the tasks of those kinds, None where there is no such task.
+    are mean scores over the tasks of those kinds, None where there is no such task. `source` is None in a
+    run's own report, which names the models elsewhere.
     """
 
     model: str
@@ -76,6 +91,7 @@ class ModelFigures:
     kl_text: float | None
     kl_prompts: float | None
     lm_eval: LmEvalFigures | None = None
+    source: ModelSource | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +134,7 @@ def collect(
     texts: Sequence[NamedText],
     tasks: Sequence[TaskFigures],
     lm_eval: LmEvalFigures | None = None,
+    source: ModelSource | None = None,
 ) -> ModelFigures:
     """The record of one model, with the means over its texts and tasks."""
     text_kl = [text.figures.kl.mean for text in texts if text.figures.kl is not None]
@@ -134,6 +151,7 @@ def collect(
         kl_text=_mean([value for value in text_kl if value is not None]),
         kl_prompts=_mean(prompt_kl),
         lm_eval=lm_eval,
+        source=source,
     )
 
 

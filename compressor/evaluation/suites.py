@@ -71,7 +71,7 @@ def choose_suite(
     suite = replace(
         suite,
         tasks=own,
-        lengths=tuple(lengths) if lengths is not None else suite.lengths,
+        lengths=tuple(dict.fromkeys(lengths)) if lengths is not None else suite.lengths,
         samples=suite.samples if samples is None else samples,
         windows=suite.windows if windows is None else windows,
         window_length=suite.window_length if window_length is None else window_length,

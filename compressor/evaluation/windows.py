@@ -133,10 +133,7 @@ def sliding_windows(documents: Sequence[Document], length: int, stride: int, lim
         RequestError: `length` below 2, `stride` outside [1, length - 1], or no document with two tokens.
     """
     _require_length(length, 2)
-    if not 1 <= stride < length:
-        raise RequestError(
-            f"a stride of {stride} does not fit windows of {length} tokens; use one from 1 to {length - 1}."
-        )
+    require_stride(stride, length)
     return _windows(documents, lambda total: _overlapping(total, length, stride), limit)
 
 
@@ -155,6 +152,16 @@ def rolling_windows(documents: Sequence[Document], length: int, prefix: int, lim
     start = Document(nothing + prefix, nothing, nothing)
     prefixed = [join_documents([start, document], None) for document in documents]
     return _windows(prefixed, lambda total: _overlapping(total, length + 1, length), limit)
+
+
+def require_stride(stride: int, length: int) -> None:
+    """Raises:
+    RequestError: a window of `length` tokens would not overlap the one `stride` tokens before it.
+    """
+    if not 1 <= stride < length:
+        raise RequestError(
+            f"a stride of {stride} does not fit windows of {length} tokens; use one from 1 to {length - 1}."
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -170,7 +170,7 @@ def _require_evaluation(split: Split) -> None:
 
 def _rows(path: Path) -> Iterator[Any]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise RequestError(
             f"{path} cannot be read ({error}); give a UTF-8 file of JSON lines with the fields text and value."
@@ -187,7 +187,7 @@ def _rows(path: Path) -> Iterator[Any]:
 def _json(path: Path, line: int, text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RequestError(f"{path}, line {line}, is not JSON ({error}); give a JSON array or JSON lines.") from error
 
 

@@ -22,6 +22,8 @@ Context = Callable[[int], str]
 DEPTHS = tuple(round(index * 100 / 39) for index in range(40))
 """RULER's depths: percent of the sentences of a text that stand before a needle."""
 _MIN_WORDS = 100
+_LONG_WORD = 30
+"""Characters a word, on the mean, beyond which a text has no white space between its words."""
 _SENTENCE_END = re.compile(r"[.!?][\"'\u201d\u2019)\]]*$")
 _SEPARATOR = "<|endoftext|>"
 
@@ -112,11 +114,15 @@ class TextHaystack(Haystack):
     probe = 256
 
     def __post_init__(self) -> None:
-        words = 2 * _MIN_WORDS if self.text is None else len(_words(self.text))
+        if self.text is None:
+            return
+        words = len(_words(self.text))
         if words < 2 * _MIN_WORDS:
+            unspaced = len(self.text) > _LONG_WORD * max(words, 1)
+            remedy = "a text with white space between words, where it is split" if unspaced else "a longer text"
             raise RequestError(
-                f"haystack text of {words} words: evaluation and calibration take at least {_MIN_WORDS} words each; "
-                "hand in a longer text."
+                f"haystack text of {words} words in {len(self.text):,} characters: evaluation and calibration take at "
+                f"least {_MIN_WORDS} words each; hand in {remedy}."
             )
 
     def minimum(self, needles: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 
 from compressor.errors import RequestError
@@ -41,17 +41,24 @@ _FORMS: dict[str, Callable[[str, TextHaystack], Task]] = {
     "completion": lambda name, text: CompletionTask(),
 }
 
-# Forms with numbers in their names: what to write, the pattern, least and greatest of each number, the task.
+_NUMBER = "(0|[1-9][0-9]{0,8})"
+# Forms with numbers in their names: what to write, the pattern, least and greatest of each number, the task. A number
+# has one spelling, so that a form has one name.
 _NUMBERED: tuple[tuple[str, re.Pattern[str], tuple[tuple[int, int], ...], Callable[[str, list[int]], Task]], ...] = (
-    ("niah_keys_N", re.compile(r"niah_keys_(\d+)"), ((1, 32),), lambda name, n: NeedleTask(name, _NOISE, keys=n[0])),
+    (
+        "niah_keys_N",
+        re.compile(f"niah_keys_{_NUMBER}"),
+        ((1, 32),),
+        lambda name, n: NeedleTask(name, _NOISE, keys=n[0]),
+    ),
     (
         "vt_CxH",
-        re.compile(r"vt_(\d+)x(\d+)"),
+        re.compile(f"vt_{_NUMBER}x{_NUMBER}"),
         ((1, 32), (1, 32)),
         lambda name, n: VariableTrackingTask(name, chains=n[0], hops=n[1]),
     ),
-    ("cwe_N", re.compile(r"cwe_(\d+)"), ((2, 10),), lambda name, n: CommonWordsTask(name, common=n[0])),
-    ("recall_N", re.compile(r"recall_(\d+)"), ((2, 1024),), lambda name, n: RecallTask(name, pairs=n[0])),
+    ("cwe_N", re.compile(f"cwe_{_NUMBER}"), ((2, 10),), lambda name, n: CommonWordsTask(name, common=n[0])),
+    ("recall_N", re.compile(f"recall_{_NUMBER}"), ((2, 1024),), lambda name, n: RecallTask(name, pairs=n[0])),
 )
 
 
@@ -80,9 +87,24 @@ def find_task(name: str, haystack: str | None = None) -> Task:
             _check_numbers(name, written, numbers, limits)
             return build(name, numbers)
     known = [*_FORMS, *task_patterns()]
+    raise RequestError(
+        f'unknown task "{name}"; did you mean {_nearest(name, known)}? Known are {", ".join(known)}; a task of lm-eval '
+        "is written lm_eval:NAME."
+    )
+
+
+def needs_text(task: Task) -> bool:
+    """Whether the form hides its needles in a text, so that `find_task`'s haystack matters to it."""
+    return isinstance(task, NeedleTask) and isinstance(task.haystack, TextHaystack)
+
+
+def _nearest(name: str, known: Sequence[str]) -> str:
+    """A form by the same numbers, plainly written, or else the known name that is spelled most like `name`."""
+    plain = re.sub(r"\d{1,9}", lambda digits: str(int(digits.group())), name.strip().lower())
+    if any(pattern.fullmatch(plain) for _, pattern, _, _ in _NUMBERED):
+        return plain
     lower_case = {form.lower(): form for form in known}
-    nearest = lower_case[get_close_matches(name.lower(), lower_case, n=1, cutoff=0.0)[0]]
-    raise RequestError(f'unknown task "{name}"; did you mean {nearest}? Known are {", ".join(known)}.')
+    return lower_case[get_close_matches(name.lower(), lower_case, n=1, cutoff=0.0)[0]]
 
 
 def _check_numbers(name: str, written: str, numbers: list[int], limits: tuple[tuple[int, int], ...]) -> None:

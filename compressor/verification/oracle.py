@@ -22,6 +22,7 @@ from compressor.architectures.masking import MaskedChannels
 from compressor.architectures.registry import find_architecture
 from compressor.artifacts import Selection
 from compressor.checkpoint.config_file import CONFIG_FILE, read_config
+from compressor.checkpoint.headers import read_headers, read_tensor
 from compressor.evaluation.language_modelling import next_token_logits
 from compressor.loading import load_model
 from compressor.verification.slices import first_difference
@@ -35,6 +36,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--original", type=Path, help="left out: only the compressed model runs")
     parser.add_argument("--tokens", type=Path, required=True, help="JSON list of token ids")
+    parser.add_argument("--refitted", action="store_true", help="the output projections are the folder's own")
     parser.add_argument("--scaled", action="store_true", help="the exported norm epsilon was multiplied by d_k / k")
     arguments = parser.parse_args()
     tokens = torch.tensor(json.loads(arguments.tokens.read_text()), dtype=torch.int64)
@@ -45,14 +47,28 @@ def main() -> None:
         selection = Selection.from_json(json.loads((arguments.folder / "selection.json").read_text()))
         original_config = read_config(arguments.original / CONFIG_FILE)
         original = load_model(architecture, arguments.original, original_config, torch.float32, CPU)
+        own = take_output_projections(architecture, original, arguments.folder) if arguments.refitted else frozenset()
         expected = masked_logits(architecture, original, selection, arguments.scaled, tokens)
         del original
-        difference = first_difference(architecture, arguments.original, arguments.folder, selection)
+        difference = first_difference(architecture, arguments.original, arguments.folder, selection, own)
     compressed = load_model(architecture, arguments.folder, raw_config, torch.float32, CPU)
     if expected is not None:
         error = relative_error(next_token_logits(compressed, tokens), expected)
     facts = {"relative_error": error, "first_difference": difference, **generation_facts(compressed, tokens[:16])}
     print(json.dumps(facts))
+
+
+def take_output_projections(architecture: Architecture, original: PreTrainedModel, folder: Path) -> frozenset[str]:
+    """Give the original the output projections of `folder`, which no channel passes through; their tensor names."""
+    entries = read_headers(folder).entries
+    names = set()
+    for mixer in architecture.mixers(original.config, list(entries)):
+        name = architecture.output_projection_tensor(mixer)
+        weight = original.get_submodule(architecture.output_projection(mixer)).get_parameter("weight")
+        with torch.no_grad():
+            weight.copy_(read_tensor(entries[name]))
+        names.add(name)
+    return frozenset(names)
 
 
 def masked_logits(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from compressor.architectures.base import Mixer
@@ -18,10 +18,11 @@ from compressor.checkpoint.source import fetch_weights, resolve_model
 from compressor.demo import demo_model_path
 from compressor.errors import CompressorError, RequestError
 from compressor.loading import resolve_device
-from compressor.recipe import Recipe, load_settings
+from compressor.recipe import Recipe
+from compressor.recipe_file import load_settings
 from compressor.report import VerificationReport
 from compressor.reporting import read_compression
-from compressor.verification.run import VERIFICATION_TOKENS, Original, verify_folder
+from compressor.verification.run import TRAINED_NOTE, VERIFICATION_TOKENS, Original, verify_folder
 
 
 def verify(folder: Path, original: str | None = None, device: str = "auto") -> VerificationReport:
@@ -91,4 +92,19 @@ def _find_original(
         raise RequestError(
             f"the weights of {named} are not those that {folder} was cut from; give the right --original."
         )
-    return Original(model.path, recipe.selection.norm_epsilon == "scaled"), None
+    if is_trained(compression):
+        return None, TRAINED_NOTE
+    return Original(model.path, recipe.selection.norm_epsilon == "scaled", is_refitted(compression)), None
+
+
+def is_trained(compression: Mapping[str, object]) -> bool:
+    """Whether the report says that weights were trained after the cut."""
+    recovery = compression.get("recovery")
+    return isinstance(recovery, Mapping) and recovery.get("training") is not None
+
+
+def is_refitted(compression: Mapping[str, object]) -> bool:
+    """Whether the report says that output projections were refitted."""
+    recovery = compression.get("recovery")
+    refit = recovery.get("refit") if isinstance(recovery, Mapping) else None
+    return isinstance(refit, Mapping) and bool(refit.get("kept"))

@@ -19,6 +19,7 @@ from compressor.report import VerificationReport
 
 VERIFICATION_TOKENS = 256
 """Tokens of calibration text that both models read for the oracle; more than one chunk of 64."""
+TRAINED_NOTE = "not checked against the original: its weights were trained after the cut, and are no slices any more"
 ORACLE_TOLERANCE = 1e-3
 """Largest ||a - b|| / ||b|| of the logits that float32 rounding explains."""
 GENERATION_TOLERANCE = 0.05
@@ -27,10 +28,11 @@ GENERATION_TOLERANCE = 0.05
 
 @dataclass(frozen=True)
 class Original:
-    """The model a folder was cut from, on this machine."""
+    """The model a folder was cut from, on this machine. `refitted`: output projections are not the original's."""
 
     folder: Path
     scaled_epsilon: bool
+    refitted: bool
 
 
 def verify_folder(
@@ -112,7 +114,8 @@ def _run_oracle(folder: Path, original: Original | None, tokens: list[int]) -> d
         command = [sys.executable, "-m", "compressor.verification.oracle", str(folder)]
         command += ["--tokens", file.name]
         if original is not None:
-            command += ["--original", str(original.folder), *(["--scaled"] if original.scaled_epsilon else [])]
+            command += ["--original", str(original.folder)]
+            command += ["--scaled"] * original.scaled_epsilon + ["--refitted"] * original.refitted
         return _run_child(command, f"the forward pass of {folder}", {"CUDA_VISIBLE_DEVICES": ""})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from pathlib import Path
 
 import torch
@@ -12,17 +13,23 @@ from compressor.checkpoint.headers import TensorEntry, read_headers, read_tensor
 from compressor.surgery import TensorCut, plan_cuts
 
 
-def first_difference(architecture: Architecture, original: Path, folder: Path, selection: Selection) -> str | None:
+def first_difference(
+    architecture: Architecture, original: Path, folder: Path, selection: Selection, own: Set[str] = frozenset()
+) -> str | None:
     """The first tensor of `folder` that is not, byte for byte, the kept slices of the original's; None if all are.
 
-    One tensor of each is in memory at a time.
+    Of those in `own` only shape and dtype are compared. One tensor of each is in memory at a time.
     """
     before, after = read_headers(original).entries, read_headers(folder).entries
     shapes = {name: entry.shape for name, entry in before.items()}
     mixers = architecture.mixers(architecture.load_config(original), list(before))
     cuts = plan_cuts(architecture, mixers, shapes, selection)
     for name in sorted(before.keys() | after.keys()):
-        if name not in before or name not in after or not _is_slice(before[name], after[name], cuts.get(name)):
+        if name not in before or name not in after:
+            return name
+        if name in own and (before[name].dtype, before[name].shape) == (after[name].dtype, after[name].shape):
+            continue
+        if not _is_slice(before[name], after[name], cuts.get(name)):
             return name
     return None
 

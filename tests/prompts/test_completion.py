@@ -149,6 +149,7 @@ def test_prompts_of_a_file_that_fit_the_length(tmp_path: Path, count_tokens: Cou
         (b'["a"]', '{path}, row 1, has no text in the field "text"; '),
         (b'{"text": "a", "value": "b"}\n{"text', "{path}, line 2, is not JSON ("),
         (b"\xff\xfe", "{path} cannot be read ("),
+        (b"[" * 100_000, "{path}, line 1, is not JSON ("),
     ],
 )
 def test_broken_files_are_refused_in_one_sentence(tmp_path: Path, content: bytes, message: str) -> None:

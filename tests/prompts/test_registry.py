@@ -8,7 +8,14 @@ import sys
 import pytest
 
 from compressor.errors import RequestError
-from compressor.prompts.registry import UNSEEN, find_task, generate_prompts, task_names, task_patterns
+from compressor.prompts.registry import (
+    UNSEEN,
+    find_task,
+    generate_prompts,
+    needs_text,
+    task_names,
+    task_patterns,
+)
 from tests.prompts.lm_eval_ruler import count_tokens
 
 DIGEST_PROGRAM = """
@@ -36,11 +43,16 @@ def test_every_name_is_found() -> None:
         ("recal", "recall"),
         ("niah_keys", "niah_keys_N"),
         ("vt_3", "vt"),
+        ("niah_keys_03", "niah_keys_3"),
+        ("vt_02x\u0663", "vt_2x3"),
+        (f"recall_{'9' * 5000}", "recall_N"),
     ],
 )
 def test_an_unknown_name_is_refused_with_the_nearest(name: str, nearest: str) -> None:
     with pytest.raises(
-        RequestError, match=f'^unknown task "{name}"; did you mean {nearest}\\? Known are niah_single_1, .*recall_N'
+        RequestError,
+        match=f'^unknown task "{name}"; did you mean {nearest}\\? Known are niah_single_1, .*recall_N; '
+        "a task of lm-eval is written lm_eval:NAME.",
     ):
         find_task(name)
 
@@ -80,9 +92,22 @@ def test_a_tokenizer_without_tokens_is_refused(constant: int) -> None:
 
 def test_a_short_haystack_is_refused() -> None:
     with pytest.raises(
-        RequestError, match="haystack text of 199 words: .* at least 100 words each; hand in a longer text"
+        RequestError,
+        match="haystack text of 199 words in 995 characters: .* 100 words each; hand in a longer text",
     ):
         find_task("niah_single_2", "word " * 199)
+
+
+def test_words_of_a_haystack_are_what_white_space_splits() -> None:
+    with pytest.raises(
+        RequestError, match="text of 1 words in 900 characters: .* white space between words, where it is"
+    ):
+        find_task("niah_single_2", "\u6587\u5b57\u3002" * 300)
+
+
+@pytest.mark.parametrize(("name", "needs"), [("niah_single_2", True), ("niah_multikey_2", False), ("vt", False)])
+def test_forms_that_read_a_haystack_text(name: str, needs: bool) -> None:
+    assert needs_text(find_task(name)) is needs
 
 
 def test_the_same_seed_gives_the_same_prompts_in_every_process() -> None:

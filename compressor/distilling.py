@@ -1,0 +1,188 @@
+"""Train the compressed checkpoint of a folder with the original as teacher, and write what it learnt back into it."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from compressor.architectures.base import Architecture
+from compressor.calibration.text import DocumentStream, TextSource, open_documents
+from compressor.checkpoint.config_file import CONFIG_FILE, dump_config, read_config
+from compressor.checkpoint.headers import read_headers, read_tensor
+from compressor.errors import RequestError
+from compressor.export.replacement import replace_tensors
+from compressor.loading import build_skeleton, load_model
+from compressor.progress import StageReporter
+from compressor.recipe import CalibrationSection, RecoverySection
+from compressor.recovery.log import StepRecord, draw_curve
+from compressor.recovery.settings import TrainingSettings
+from compressor.recovery.student import StudentSettings, StudentSummary, check_student_settings, prepare_student
+from compressor.recovery.training import train
+from compressor.retrieval_tokens import calibration_forms
+from compressor.training_tokens import TrainingTokens
+
+CURVE_FILE = "training.png"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TrainingPlan:
+    """A checked request to train: the settings of the parts, and the opened text."""
+
+    section: RecoverySection
+    source: str
+    student: StudentSettings
+    training: TrainingSettings
+    tokens: TrainingTokens
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What a training run did."""
+
+    summary: StudentSummary
+    last: StepRecord
+    steps: int
+    resumed_step: int
+
+
+def plan_training(
+    section: RecoverySection,
+    calibration: CalibrationSection,
+    architecture: Architecture,
+    cut_config: Mapping[str, Any],
+    tokenizer: PreTrainedTokenizerBase,
+    seed: int,
+) -> TrainingPlan:
+    """Refuse what cannot be trained; reads no weights.
+
+    Raises:
+        RequestError: a rank, target, length, share or text that does not fit the compressed model.
+    """
+    student = StudentSettings(
+        section.trainable,
+        section.rank,
+        section.alpha,
+        None if section.targets is None else tuple(section.targets),
+        seed,
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / CONFIG_FILE).write_text(dump_config(dict(cut_config)), encoding="utf-8")
+        skeleton = build_skeleton(architecture, Path(folder), dict(cut_config))
+    mixers = architecture.mixers(skeleton.config, [name for name, _ in skeleton.named_parameters()])
+    check_student_settings(architecture, skeleton, mixers, student)
+    decoder = skeleton.config.get_text_config(decoder=True)
+    limit = decoder.max_position_embeddings
+    if isinstance(limit, int) and section.sequence_length > limit:
+        raise RequestError(
+            f"recovery's sequence_length {section.sequence_length} is over the model's {limit} positions; use {limit} "
+            "or fewer."
+        )
+    if section.retrieval_sequences:
+        calibration_forms(tokenizer, section.sequence_length)
+    documents = _open_text(section, calibration)
+    tokens = TrainingTokens(
+        documents=documents,
+        tokenizer=tokenizer,
+        vocab_size=decoder.vocab_size,
+        steps=section.steps,
+        batch_size=section.batch_size,
+        sequence_length=section.sequence_length,
+        retrieval=section.retrieval_sequences,
+        seed=seed,
+    )
+    return TrainingPlan(section, documents.source.name, student, _training_settings(section, seed), tokens)
+
+
+def train_folder(
+    plan: TrainingPlan,
+    architecture: Architecture,
+    teacher: PreTrainedModel,
+    folder: Path,
+    work_folder: Path,
+    run_key: str,
+    resume: bool,
+    evaluate: Callable[[PreTrainedModel], Mapping[str, float]] | None,
+    reporter: StageReporter,
+) -> Trained:
+    """Train the checkpoint in `folder` and replace its tensors; `training.jsonl` and the curve are put beside them.
+
+    `teacher` gives the device. The student is loaded in float32, and computes in bfloat16 on a GPU. With `resume` the
+    newest checkpoint in `work_folder` is gone on from.
+
+    Raises:
+        RequestError, RunError: see `compressor.recovery.training.train`.
+    """
+    device = teacher.device
+    model = load_model(architecture, folder, read_config(folder / CONFIG_FILE), torch.float32, device)
+    entries = read_headers(folder).entries
+    mixers = architecture.mixers(model.config, list(entries))
+    student = prepare_student(architecture, model, mixers, plan.student)
+    accelerator = Accelerator(cpu=device.type == "cpu", log_with=plan.section.tracker, project_dir=str(work_folder))
+    with reporter.stage("training", plan.training.steps * plan.section.batch_size, "sequences") as advance:
+
+        def on_step(record: StepRecord) -> None:
+            advance(plan.section.batch_size)
+            if record.step % max(1, plan.training.steps // 20) == 0:
+                rate = f"{record.tokens_per_second:,.0f} tokens/s"
+                reporter.say(f"step {record.step:,}: loss {record.loss:.4f}, KL {record.kl:.4f}, {rate}")
+
+        result = train(
+            model,
+            student.trainable_parameters(),
+            teacher,
+            architecture,
+            mixers,
+            lambda step: plan.tokens.after(step).loaded(workers=int(device.type == "cuda")),
+            plan.training,
+            work_folder,
+            resume,
+            accelerator,
+            on_step,
+            None if evaluate is None else lambda step: evaluate(model),
+            run_key=run_key,
+            on_note=reporter.say,
+        )
+    names = {architecture.tensor_name(name, mixers) for name in student.whole}
+    names |= {architecture.tensor_name(f"{adapter.path}.weight", mixers) for adapter in student.adapters}
+    replace_tensors(folder, student.merged_tensors({name: read_tensor(entries[name]).dtype for name in names}))
+    (folder / result.log.name).write_bytes(result.log.read_bytes())
+    draw_curve(result.log, folder / CURVE_FILE)
+    return Trained(student.summary(), result.last, plan.training.steps, result.resumed_step)
+
+
+def _open_text(section: RecoverySection, calibration: CalibrationSection) -> DocumentStream:
+    if section.source is None:
+        source = TextSource(calibration.source, calibration.column, calibration.config, calibration.split)
+    else:
+        source = TextSource(section.source, section.column, section.config, section.split)
+    return open_documents(source)
+
+
+def _training_settings(section: RecoverySection, seed: int) -> TrainingSettings:
+    return TrainingSettings(
+        steps=section.steps,
+        batch_size=section.batch_size,
+        micro_batch_size=min(section.micro_batch_size or section.batch_size, section.batch_size),
+        sequence_length=section.sequence_length,
+        learning_rate=section.learning_rate,
+        final_learning_rate=section.final_learning_rate,
+        warmup_share=section.warmup_share,
+        weight_decay=section.weight_decay,
+        gradient_norm=section.gradient_norm,
+        kl_weight=section.kl_weight,
+        cross_entropy_weight=section.cross_entropy_weight,
+        temperature=section.temperature,
+        matching_weight=section.matching_weight,
+        checkpoint_every=section.checkpoint_every,
+        evaluate_every=section.evaluate_every,
+        gradient_checkpointing=section.gradient_checkpointing,
+        seed=seed,
+        tracker=section.tracker,
+    )

@@ -1,0 +1,257 @@
+"""`compress recover DIR`: train a compressed checkpoint with the model it was cut from as teacher."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import TypeAdapter, ValidationError
+from rich.console import Console
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from compressor.artifacts import write_json
+from compressor.calibration.text import DEMO
+from compressor.calibration.tokenizer import load_tokenizer
+from compressor.checkpoint.config_file import CONFIG_FILE, read_config
+from compressor.checkpoint.fingerprint import weights_sha256
+from compressor.distilling import Trained, TrainingPlan, plan_training, train_folder
+from compressor.errors import RequestError
+from compressor.evaluating import resolved_settings
+from compressor.evaluation.measure import compare
+from compressor.evaluation.pairing import differences
+from compressor.evaluation.results import collect
+from compressor.evaluation.tokenizer_identity import tokenizer_sha256
+from compressor.export.disk import refuse_too_little_space
+from compressor.export.folder import OutputFolder
+from compressor.export.model_card import render_model_card
+from compressor.interruption import explained_interrupts
+from compressor.loading import load_model, release_memory, resolve_device, resolve_dtype
+from compressor.material import EvaluationPlan, make_material, plan_evaluation
+from compressor.planning import RunOptions
+from compressor.preparation import ConfiguredModel, Source, open_model, open_source
+from compressor.progress import StageReporter
+from compressor.recipe import Recipe, RecoverySection, RuntimeSection
+from compressor.recipe_file import load_settings
+from compressor.recovery_report import training_report
+from compressor.report import EvaluationReport, RecoveryReport, Report
+from compressor.reporting import CardPlace, card_facts, read_compression
+from compressor.verification.run import TRAINED_NOTE, verify_folder
+
+
+@dataclass(frozen=True)
+class RecoverRequest:
+    """What `compress recover` was asked. `teacher` None is the model that the folder's recipe names."""
+
+    folder: Path
+    teacher: str | None
+    output_dir: Path | None
+    section: RecoverySection
+    runtime: RuntimeSection
+    options: RunOptions
+    evaluate: bool = True
+    verify: bool = True
+
+
+@dataclass(frozen=True)
+class RecoverPlan:
+    """Opened inputs: the compressed folder, its report and recipe, and its teacher."""
+
+    student: Source
+    teacher: Source
+    report: Report
+    recipe: Recipe
+    training: TrainingPlan
+    evaluation: EvaluationPlan | None
+    tokenizer: PreTrainedTokenizerBase
+    output: OutputFolder
+    device: torch.device
+    dtype: torch.dtype
+
+    @property
+    def resume_folder(self) -> Path:
+        return self.output.path.with_name(f"{self.output.path.name}.resume")
+
+
+def plan_recovery(request: RecoverRequest) -> RecoverPlan:
+    """Open everything and refuse what cannot be done, before any weight is loaded.
+
+    Raises:
+        RequestError: the folder is no compressed one, the teacher is not its teacher, or the training is impossible.
+    """
+    folder, runtime = request.folder.expanduser(), request.runtime
+    device = resolve_device(runtime.device)
+    configured = open_model(str(folder), None)
+    report, old = (
+        _read_report(folder),
+        Recipe.from_settings(load_settings(folder / "recipe.yaml"), f"{folder}/recipe.yaml"),
+    )
+    recipe = old.model_copy(update={"recovery": request.section.model_copy(update={"train": True}), "runtime": runtime})
+    teacher = open_model(request.teacher or old.model, None if request.teacher else old.revision)
+    _refuse_other_teacher(configured, teacher)
+    output = OutputFolder(
+        (request.output_dir or folder.with_name(f"{folder.name}-recovered")).expanduser(), request.options.overwrite
+    )
+    output.check(folder)
+    tokenizer = load_tokenizer(folder, runtime.trust_remote_code)
+    _refuse_other_tokenizer(tokenizer, teacher, runtime)
+    training = plan_training(
+        request.section, old.calibration, configured.architecture, configured.raw_config, tokenizer, runtime.seed
+    )
+    evaluation = None
+    if request.evaluate:
+        texts = old.evaluation.texts or [DEMO]
+        evaluation = plan_evaluation(old.evaluation, configured.config, tokenizer, runtime.seed, texts)
+    student = open_source(configured)
+    refuse_too_little_space(output.path, sum(path.stat().st_size for path in student.checkpoint.index.files))
+    dtype = resolve_dtype(runtime.dtype, device, configured.architecture)
+    return RecoverPlan(
+        student, open_source(teacher), report, recipe, training, evaluation, tokenizer, output, device, dtype
+    )
+
+
+def recover(request: RecoverRequest, console: Console | None = None) -> Report:
+    """Train a compressed folder and write the result as another; returns its report.
+
+    Raises:
+        RequestError: the request cannot be met; nothing was written.
+        RunError: the run failed; the output folder is as it was before, and --resume goes on from the last checkpoint.
+    """
+    reporter = StageReporter(console)
+    plan = plan_recovery(request)
+    work = plan.resume_folder / "training"
+    with explained_interrupts(plan.output.path, work), plan.output.lock(plan.resume_folder / "lock"):
+        report = _run(plan, request, work, reporter)
+        shutil.rmtree(plan.resume_folder, ignore_errors=True)
+    return report
+
+
+def _run(plan: RecoverPlan, request: RecoverRequest, work: Path, reporter: StageReporter) -> Report:
+    teacher = _load(plan, plan.teacher)
+    total = sum(path.stat().st_size for path in plan.student.checkpoint.index.files)
+    with reporter.stage("hashing", total, "bytes") as advance:
+        sha256 = weights_sha256(plan.student.checkpoint.index, advance)
+    key = hashlib.sha256(f"{sha256}\n{plan.recipe.to_yaml()}".encode()).hexdigest()
+    with plan.output.staged() as folder:
+        shutil.copytree(plan.student.folder, folder, dirs_exist_ok=True, copy_function=shutil.copyfile)
+        architecture, resume = plan.student.architecture, request.options.resume
+        trained = train_folder(plan.training, architecture, teacher, folder, work, key, resume, None, reporter)
+        release_memory(plan.device)
+        (folder / "recipe.yaml").write_text(plan.recipe.to_yaml(), encoding="utf-8")
+        evaluation = _evaluate(plan, teacher, folder, reporter)
+        del teacher
+        release_memory(plan.device)
+        report = _report(plan, trained, evaluation, reporter)
+        if request.verify:
+            report = replace(report, verification=_verify(plan, folder, reporter))
+        write_json(folder / "compression.json", report.to_json())
+        place = CardPlace(
+            plan.output.path.name, plan.student.folder, architecture.needs_fla, plan.recipe.runtime.trust_remote_code
+        )
+        (folder / "README.md").write_text(render_model_card(card_facts(place, report)), encoding="utf-8")
+    return report
+
+
+def _load(plan: RecoverPlan, source: Source, folder: Path | None = None) -> PreTrainedModel:
+    folder = folder or source.folder
+    return load_model(source.architecture, folder, read_config(folder / CONFIG_FILE), plan.dtype, plan.device)
+
+
+def _evaluate(
+    plan: RecoverPlan, teacher: PreTrainedModel, folder: Path, reporter: StageReporter
+) -> EvaluationReport | None:
+    """The teacher and the trained folder; as in the main run, but for the other norm epsilon."""
+    if plan.evaluation is None:
+        return None
+    with reporter.stage("prompts", plan.evaluation.num_prompts, "prompts") as advance:
+        material = make_material(plan.evaluation, (), "", advance)
+    student = _load(plan, plan.student, folder)
+    with reporter.stage("evaluating", material.tokens(2)) as advance:
+        before, after = compare(teacher, student, plan.tokenizer, material, advance)
+    widths, states = plan.report.key_dim, plan.report.state_bytes_per_sequence
+    name = plan.teacher.checkpoint.folder.name
+    old = collect(name, widths.before, states.before, None, before.texts, before.tasks)
+    new = collect(plan.output.path.name, widths.after, states.after, name, after.texts, after.tasks)
+    return EvaluationReport(old, new, differences(old, new), {}, resolved_settings(plan.evaluation))
+
+
+def _report(
+    plan: RecoverPlan, trained: Trained, evaluation: EvaluationReport | None, reporter: StageReporter
+) -> Report:
+    old = plan.report
+    refit = None if old.recovery is None else old.recovery.refit
+    return replace(
+        old,
+        output_dir=str(plan.output.path),
+        load_line=old.load_line.replace(repr(old.output_dir), repr(str(plan.output.path))),
+        recovery=RecoveryReport(refit, training_report(plan.training, trained)),
+        evaluation=evaluation,
+        verification=None,
+        timings_s={name: round(seconds, 3) for name, seconds in reporter.seconds.items()},
+    )
+
+
+def _verify(plan: RecoverPlan, folder: Path, reporter: StageReporter) -> Any:
+    tokens = next(iter(plan.training.tokens))[0].tolist()
+    with reporter.stage("verifying", 1, "checkpoint") as advance:
+        report = verify_folder(folder, plan.student.architecture, plan.device, tokens, None, TRAINED_NOTE)
+        advance(1)
+    return report
+
+
+def _read_report(folder: Path) -> Report:
+    content = read_compression(folder)
+    if content is None:
+        raise RequestError(
+            f"{folder} has no readable compression.json: it was not compressed; give a folder that compress wrote."
+        )
+    try:
+        return TypeAdapter(Report).validate_python(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise RequestError(
+            f"{folder / 'compression.json'}: {place}: {first['msg']}; it was written by another version: compress the "
+            "original again."
+        ) from None
+
+
+def _refuse_other_teacher(student: ConfiguredModel, teacher: ConfiguredModel) -> None:
+    if student.architecture is not teacher.architecture and type(student.architecture) is not type(
+        teacher.architecture
+    ):
+        raise RequestError(
+            f"--teacher {teacher.folder.name} is of another model family than {student.folder.name}; give the model "
+            "that it was cut from."
+        )
+    sizes = [each.config.get_text_config(decoder=True).vocab_size for each in (teacher, student)]
+    if sizes[0] != sizes[1]:
+        raise RequestError(
+            f"--teacher {teacher.folder.name} has a vocabulary of {sizes[0]:,} tokens and {student.folder.name} one of "
+            f"{sizes[1]:,}; give the model that it was cut from."
+        )
+    if len(student.mixers) != len(teacher.mixers):
+        raise RequestError(
+            f"--teacher {teacher.folder.name} has {len(teacher.mixers)} linear-attention layers and "
+            f"{student.folder.name} has {len(student.mixers)}; give the model that it was cut from."
+        )
+    widths = [each.mixers[0].head_k_dim for each in (teacher, student)]
+    if widths[0] <= widths[1]:
+        raise RequestError(
+            f"--teacher {teacher.folder.name} has a key width of {widths[0]} and {student.folder.name} one of "
+            f"{widths[1]}: it can teach nothing that was cut; give the model that it was cut from."
+        )
+
+
+def _refuse_other_tokenizer(
+    tokenizer: PreTrainedTokenizerBase, teacher: ConfiguredModel, runtime: RuntimeSection
+) -> None:
+    other = load_tokenizer(teacher.folder.path, runtime.trust_remote_code)
+    if tokenizer_sha256(other) != tokenizer_sha256(tokenizer):
+        raise RequestError(
+            f"--teacher {teacher.folder.name} has a tokenizer that encodes text differently, so the same tokens are "
+            "another text to it; give the model that the folder was cut from."
+        )

@@ -1,0 +1,222 @@
+"""Checkpoints of a training run: what it takes to go on from a step to the very weights of an uninterrupted run.
+
+`checkpoint-STEP/` holds the trained tensors, AdamW's state of each and the record of the last step. The place in the
+data, the learning rate and the random generators follow from the number of the step, and so need no state of their
+own. No file is a pickle. A checkpoint is written as a hidden sibling, brought to the disk and renamed: what bears the
+name is whole. The two newest are kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from compressor.errors import RequestError, RunError
+from compressor.recovery.log import StepRecord
+from compressor.recovery.settings import Identity
+
+KEPT = 2
+
+_NAME = re.compile(r"checkpoint-([0-9]+)")
+_PARTIAL_NAME = re.compile(r"\.checkpoint-[0-9]+\.partial")
+_STATE, _TENSORS, _MOMENTS = "state.json", "trainable.safetensors", "optimizer.safetensors"
+_SCHEMA = 1
+# What reading a file of any content raises.
+_UNREADABLE = (OSError, SafetensorError, ValueError, TypeError, KeyError)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Checkpoint:
+    """A run after `record.step` finished steps; all tensors are on the CPU.
+
+    Attributes:
+        tensors: the trained tensors by name.
+        moments: AdamW's state of each, by "name.key".
+    """
+
+    path: Path
+    identity: Identity
+    record: StepRecord
+    tensors: Mapping[str, Tensor]
+    moments: Mapping[str, Tensor]
+
+    def restore(self, trainable: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
+        """Put the tensors and the optimiser's state back, bit for bit."""
+        states: dict[str, dict[str, Tensor]] = {}
+        for name, value in self.moments.items():
+            owner, _, key = name.rpartition(".")
+            # AdamW counts its steps on the CPU.
+            states.setdefault(owner, {})[key] = value if key == "step" else value.to(trainable[owner].device)
+        with torch.no_grad():
+            for name, parameter in trainable.items():
+                parameter.copy_(self.tensors[name])
+                optimizer.state[parameter] = states.get(name, {})
+
+
+def save_checkpoint(
+    folder: Path,
+    identity: Identity,
+    trainable: Mapping[str, nn.Parameter],
+    optimizer: torch.optim.Optimizer,
+    record: StepRecord,
+) -> Path:
+    """Write `checkpoint-STEP` into `folder` and remove all but the newest two; its path.
+
+    Raises:
+        RunError: it cannot be written, a full disk among the reasons. The checkpoints before it are left as they were.
+    """
+    path = folder / f"checkpoint-{record.step}"
+    partial = _partial(path)
+    tensors = {name: parameter.detach().contiguous() for name, parameter in trainable.items()}
+    moments = {
+        f"{name}.{key}": value.contiguous()
+        for name, parameter in trainable.items()
+        for key, value in optimizer.state[parameter].items()
+    }
+    state = {"schema": _SCHEMA, "identity": identity, "record": asdict(record)}
+    try:
+        _remove(partial)
+        partial.mkdir()
+        save_file(tensors, partial / _TENSORS)
+        save_file(moments, partial / _MOMENTS)
+        (partial / _STATE).write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
+        _bring_to_disk(partial)
+        partial.rename(path)
+        _sync(folder)
+    except (OSError, SafetensorError) as error:
+        raise RunError(_failure(folder, path, error)) from error
+    finally:
+        _remove(partial)
+    for old in checkpoints_in(folder)[KEPT:]:
+        _remove(old)
+    return path
+
+
+def newest_checkpoint(
+    folder: Path, identity: Identity, trainable: Mapping[str, nn.Parameter], on_unreadable: Callable[[Path], None]
+) -> Checkpoint | None:
+    """The newest checkpoint in `folder` that can be read; None where there are no checkpoints at all.
+
+    `on_unreadable` is told of each newer one, after the one that is returned was found.
+
+    Raises:
+        RequestError: it belongs to a run with another identity or other trained tensors.
+        RunError: there are checkpoints, and none can be read.
+    """
+    unreadable: list[Path] = []
+    for path in checkpoints_in(folder):
+        try:
+            checkpoint = _read(path)
+        except _UNREADABLE:
+            unreadable.append(path)
+            continue
+        _refuse_another_run(checkpoint, identity, trainable)
+        for broken in unreadable:
+            on_unreadable(broken)
+        return checkpoint
+    if unreadable:
+        raise RunError(
+            f"{unreadable[0]} cannot be read, nor can any of the {len(unreadable) - 1} checkpoints before it; restore "
+            "one, or remove the folder and run again without --resume."
+        )
+    return None
+
+
+def checkpoints_in(folder: Path) -> list[Path]:
+    """Newest first."""
+    if not folder.is_dir():
+        return []
+    found = [(int(match[1]), path) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))]
+    return [path for _, path in sorted(found, reverse=True)]
+
+
+def settle_leftovers(folder: Path, unreadable: list[Path]) -> None:
+    """Remove what a killed run was writing, and put checkpoints that cannot be read aside under another name.
+
+    Raises:
+        RunError: one of them cannot be renamed.
+    """
+    for path in folder.iterdir():
+        if _PARTIAL_NAME.fullmatch(path.name):
+            _remove(path)
+    for path in unreadable:
+        aside = path.with_name(f"{path.name}.unreadable")
+        _remove(aside)
+        try:
+            path.rename(aside)
+        except OSError as error:
+            raise RunError(
+                f"{path} cannot be read nor renamed ({error.strerror}); remove it and run again with --resume."
+            ) from error
+
+
+def _read(path: Path) -> Checkpoint:
+    state: dict[str, Any] = json.loads((path / _STATE).read_text(encoding="utf-8"))
+    if state["schema"] != _SCHEMA:
+        raise ValueError(f"schema {state['schema']}")
+    record = StepRecord(**state["record"])
+    return Checkpoint(path, dict(state["identity"]), record, load_file(path / _TENSORS), load_file(path / _MOMENTS))
+
+
+def _refuse_another_run(checkpoint: Checkpoint, identity: Identity, trainable: Mapping[str, nn.Parameter]) -> None:
+    names = sorted({*identity, *checkpoint.identity})
+    differing = [
+        f"{name} {checkpoint.identity.get(name)} there and {identity.get(name)} here"
+        for name in names
+        if checkpoint.identity.get(name) != identity.get(name)
+    ]
+    shapes = {name: (tensor.shape, tensor.dtype) for name, tensor in checkpoint.tensors.items()}
+    if shapes != {name: (parameter.shape, parameter.dtype) for name, parameter in trainable.items()}:
+        differing.append("the trained tensors")
+    if differing:
+        raise RequestError(
+            f"{checkpoint.path} belongs to another run, which differs in {', '.join(differing)}; resume with what that "
+            "run was given, or remove its folder and run again without --resume."
+        )
+
+
+def _failure(folder: Path, path: Path, error: OSError | SafetensorError) -> str:
+    reason = error.strerror if isinstance(error, OSError) else error
+    kept = checkpoints_in(folder)
+    last = f"{kept[0].name} is kept" if kept else "there is none before it"
+    return (
+        f"{path} could not be written ({reason}) and {last}; make room on its file system and run again with --resume."
+    )
+
+
+def _bring_to_disk(folder: Path) -> None:
+    for path in folder.iterdir():
+        _sync(path)
+    _sync(folder)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _partial(path: Path) -> Path:
+    return path.with_name(f".{path.name}.partial")
+
+
+def _remove(path: Path) -> None:
+    """Under the name of what is not whole first, so that half of it never passes for a checkpoint."""
+    if _NAME.fullmatch(path.name) and path.exists():
+        with contextlib.suppress(OSError):
+            path = path.rename(_partial(path))
+    shutil.rmtree(path, ignore_errors=True)

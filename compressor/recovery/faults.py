@@ -1,0 +1,44 @@
+"""Steps that must not be taken: no number, or nothing learnt."""
+
+from __future__ import annotations
+
+import math
+
+from compressor.errors import RunError
+from compressor.recovery.log import StepRecord
+
+DEAD_STEPS = 3
+"""Steps without any gradient after which a run stops; one step can be at a stationary point by accident."""
+
+
+def refuse_unusable(record: StepRecord, kept: str) -> None:
+    """Stop before the weights take in what is not finite; `kept` says which checkpoint remains.
+
+    Raises:
+        RunError: the loss, one of its terms or the gradient's norm is NaN or infinite.
+    """
+    terms = f"KL {record.kl:.4g}, cross-entropy {record.cross_entropy:.4g}, matching {record.matching:.4g}"
+    if not all(map(math.isfinite, (record.loss, record.kl, record.cross_entropy, record.matching))):
+        raise RunError(
+            f"step {record.step}: the loss is {record.loss:.4g} ({terms}) and must be finite; {kept}: check student "
+            f"and teacher for NaN, or start again with a learning rate below {record.learning_rate:.3g}."
+        )
+    if not math.isfinite(record.gradient_norm):
+        raise RunError(
+            f"step {record.step}: the gradient's norm is {record.gradient_norm:.4g} at a loss of {record.loss:.4g} and "
+            f"must be finite; {kept}: start again with a learning rate below {record.learning_rate:.3g}, or in float32."
+        )
+
+
+def refuse_dead(step: int, steps_without_gradient: int, tensors: int, steps: int) -> None:
+    """Stop a run that has not learnt anything since it began.
+
+    Raises:
+        RunError: no trained tensor got a gradient in the first steps.
+    """
+    if steps_without_gradient >= min(DEAD_STEPS, steps):
+        raise RunError(
+            f"step {step}: the gradient of all {tensors} trained tensors was exactly 0 in each of the "
+            f"{steps_without_gradient} steps so far and must be above; check that these tensors take part in the "
+            "student's forward pass and that it differs from its teacher."
+        )

@@ -1,0 +1,114 @@
+"""What recovery trains on: batches of text and retrieval prompts, each found again by the number of its step."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset
+from transformers import PreTrainedTokenizerBase
+
+from compressor.calibration.documents import ChatDocument
+from compressor.calibration.encoding import DocumentEncoder
+from compressor.calibration.text import DocumentStream
+from compressor.errors import RequestError
+from compressor.retrieval_tokens import retrieval_sequences
+
+SHUFFLED_SEQUENCES = 1024
+"""Text sequences that are put into a random order together: neighbours come from one document."""
+
+STEPS_AT_ONCE = 8
+"""Steps whose retrieval prompts are made together, since every call measures its forms first."""
+
+_WHOLE_DOCUMENT = 2**62
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TrainingTokens(IterableDataset[Tensor]):
+    """Batches int64 [batch_size, sequence_length] of the steps after `first_step`, to the last of `steps`.
+
+    The text is read in order, packed with its end-of-sequence tokens and shuffled in blocks; where it ends, it begins
+    again in another order. The first `retrieval` rows of every batch are retrieval prompts of the calibration split.
+    """
+
+    documents: DocumentStream
+    tokenizer: PreTrainedTokenizerBase
+    vocab_size: int
+    steps: int
+    batch_size: int
+    sequence_length: int
+    retrieval: int
+    seed: int
+    first_step: int = 0
+
+    def __iter__(self) -> Iterator[Tensor]:
+        text = self._text()
+        per_step = self.batch_size - self.retrieval
+        for _ in range(self.first_step * per_step):
+            next(text)
+        prompts = self._prompts()
+        for _ in range(self.steps - self.first_step):
+            rows = [next(prompts) for _ in range(self.retrieval)] + [next(text) for _ in range(per_step)]
+            yield torch.stack(rows)
+
+    def after(self, finished_steps: int) -> TrainingTokens:
+        """The batches that are left."""
+        return replace(self, first_step=finished_steps)
+
+    def loaded(self, workers: int) -> Iterator[Tensor]:
+        """The same batches, made in a process of their own where `workers` is 1."""
+        return iter(DataLoader(self, batch_size=None, num_workers=workers, prefetch_factor=8 if workers else None))
+
+    def _prompts(self) -> Iterator[Tensor]:
+        block, skipped = divmod(self.first_step, STEPS_AT_ONCE)
+        while self.retrieval:
+            # A block has a seed of its own, so that a resumed run need not make those before it.
+            digest = hashlib.sha256(f"{self.seed}/recovery/{block}".encode()).digest()
+            made = retrieval_sequences(
+                self.tokenizer,
+                self.vocab_size,
+                STEPS_AT_ONCE * self.retrieval,
+                self.sequence_length,
+                int.from_bytes(digest[:7], "big"),
+            )
+            yield from made.sequences[skipped * self.retrieval :]
+            block, skipped = block + 1, 0
+
+    def _text(self) -> Iterator[Tensor]:
+        generator = random.Random(self.seed)
+        while True:
+            block: list[Tensor] = []
+            count = 0
+            for sequence in self._packed():
+                block.append(sequence)
+                count += 1
+                if len(block) == SHUFFLED_SEQUENCES:
+                    generator.shuffle(block)
+                    yield from block
+                    block = []
+            generator.shuffle(block)
+            yield from block
+            if not count:
+                raise RequestError(
+                    f"the text {self.documents.source.name} has fewer than the {self.sequence_length:,} tokens of one "
+                    "sequence; use a longer text or a smaller sequence_length."
+                )
+
+    def _packed(self) -> Iterator[Tensor]:
+        """Whole sequences of the text, once through; what is left at its end is dropped."""
+        encoder = DocumentEncoder(self.tokenizer, self.vocab_size)
+        ids = array("i")
+        for document in self.documents:
+            encoded = encoder.encode(document, _WHOLE_DOCUMENT)
+            separable = ids and encoded and not isinstance(document, ChatDocument)
+            if separable and encoder.separator is not None and encoder.separator not in (ids[-1], encoded[0]):
+                ids.append(encoder.separator)
+            ids.extend(encoded)
+            while len(ids) >= self.sequence_length:
+                yield torch.tensor(ids[: self.sequence_length], dtype=torch.int64)
+                del ids[: self.sequence_length]

@@ -1,0 +1,120 @@
+"""What an evaluation plans and what it refuses, before a model is loaded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
+
+from compressor.calibration.tokenizer import load_tokenizer
+from compressor.errors import RequestError
+from compressor.evaluation.measure import Material
+from compressor.material import EvaluationPlan, make_material, plan_evaluation
+from compressor.recipe import EvaluationSection
+
+
+@pytest.fixture(scope="module")
+def tokenizer(demo_model: Path) -> PreTrainedTokenizerBase:
+    return load_tokenizer(demo_model, trust_remote_code=False)
+
+
+def config(context: Any) -> PretrainedConfig:
+    return PretrainedConfig(vocab_size=8192, max_position_embeddings=context)
+
+
+def plan(
+    tokenizer: PreTrainedTokenizerBase, context: Any = 2048, baseline: Any = 2048, **settings: Any
+) -> EvaluationPlan:
+    section = EvaluationSection(**{"texts": ["demo"], **settings})
+    return plan_evaluation(section, config(context), tokenizer, 0, section.texts, config(baseline))
+
+
+def material(found: EvaluationPlan) -> Material:
+    return make_material(found, (), "", lambda prompts: None)
+
+
+@pytest.mark.parametrize(
+    ("context", "baseline", "owner"),
+    [(128, 2048, "the model"), (2048, 128, "the baseline"), (None, 128, "the baseline")],
+)
+def test_windows_of_the_suite_are_no_longer_than_the_smaller_context(
+    context: int | None, baseline: int, owner: str, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    found = plan(tokenizer, context, baseline)
+    assert found.suite.window_length == 128
+    assert {len(window.tokens) for window in material(found).texts[0].windows} == {128}
+    assert any(f"windows of 128 tokens instead of 512: {owner}'s config" in note for note in found.notes)
+    with pytest.raises(RequestError, match=f"--window-length 256 is over the 128 tokens of context that {owner}'s"):
+        plan(tokenizer, context, baseline, window_length=256)
+    with pytest.raises(RequestError, match=f"--lengths 512 is over the 128 tokens of context that {owner}'s"):
+        plan(tokenizer, context, baseline, lengths=[512])
+    assert plan(tokenizer, context, baseline, allow_extrapolation=True).suite.window_length == 512
+
+
+@pytest.mark.parametrize("value", [0, -1, 512.0, "2048", True])
+def test_a_context_that_is_no_number_of_tokens(value: object, tokenizer: PreTrainedTokenizerBase) -> None:
+    for contexts, owner in (((value, 2048), "the model"), ((2048, value), "the baseline")):
+        with pytest.raises(RequestError, match=f"{owner}'s config.json gives max_position_embeddings = .*at least 1"):
+            plan(tokenizer, *contexts)
+
+
+def test_fewer_prompts_than_asked_for_are_said(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    path = tmp_path / "rows.jsonl"
+    rows = [{"text": "word " * size, "value": "x"} for size in (10, 20, 800)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8-sig")
+    made = material(plan(tokenizer, tasks=["completion", "recall"], samples=3, completion=str(path)))
+    assert made.notes == ("completion at 512 tokens: 2 of 3 prompts, as no more fit",)
+
+
+def test_what_is_named_twice_is_measured_once(tokenizer: PreTrainedTokenizerBase) -> None:
+    made = material(plan(tokenizer, tasks=["recall", "recall"], lengths=[512, 768, 512], texts=["demo"] * 2, samples=1))
+    assert [text.name for text in made.texts] == ["demo"]
+    assert [(each.task.name, each.length) for each in made.prompt_sets] == [("recall", 512), ("recall", 768)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"completion": "{file}"}, "--completion would change nothing here; add the task completion to --tasks"),
+        ({"haystack": "{file}"}, "--haystack would change nothing here; add a task that hides needles in text"),
+        ({"lm_eval_tasks": "{file}"}, "--lm-eval-tasks would change nothing here; add lm_eval:NAME to --tasks"),
+        ({"stride": 8}, "--stride would change nothing here; add --windowing sliding"),
+        ({"windowing": "sliding", "stride": 512}, "a stride of 512 does not fit windows of 512 tokens"),
+        ({"texts": [], "windowing": "rolling"}, "would change nothing here; add a text"),
+        ({"tasks": ["wikitext"]}, 'unknown task "wikitext"; did you mean lm_eval:wikitext'),
+        ({"tasks": ["hella_swag"]}, "did you mean lm_eval:hellaswag"),
+        ({"tasks": ["grammar"]}, "a task of lm-eval is written lm_eval:NAME"),
+    ],
+)
+def test_requests_that_are_refused(
+    settings: dict[str, Any], message: str, tmp_path: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    file = tmp_path / "file.txt"
+    file.write_text("word " * 500)
+    named = {key: str(file) if value == "{file}" else value for key, value in settings.items()}
+    with pytest.raises(RequestError, match=message):
+        plan(tokenizer, **named)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("absent.txt", None, 'the text ".*absent.txt" does not exist'),
+        ("n" * 300, None, "does not exist"),
+        ("~nobody-of-that-name/a.txt", None, "does not exist"),
+        ("a.csv", "a", r'the text .*a.csv ends in "\.csv"'),
+        ("a.jsonl", '{"content": "a"}', "has no field 'text'; .*; rename the field that holds text to 'text'"),
+        ("a.txt", "", r"the text .*a\.txt is empty"),
+    ],
+)
+def test_texts_are_not_called_calibration(
+    name: str, content: str | None, message: str, tmp_path: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    with pytest.raises(RequestError, match=message) as error:
+        plan(tokenizer, texts=[name if name.startswith("~") else str(tmp_path / name)])
+    assert "calibration" not in str(error.value)
