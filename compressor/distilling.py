@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from compressor.calibration.text import DocumentStream, TextSource, open_documen
 from compressor.checkpoint.config_file import CONFIG_FILE, dump_config, read_config
 from compressor.checkpoint.headers import read_headers, read_tensor
 from compressor.errors import RequestError
+from compressor.evaluation.measure import Material, measure
 from compressor.export.replacement import replace_tensors
 from compressor.loading import build_skeleton, load_model
 from compressor.progress import StageReporter
@@ -29,6 +30,9 @@ from compressor.retrieval_tokens import calibration_forms
 from compressor.training_tokens import TrainingTokens
 
 CURVE_FILE = "training.png"
+
+Figures = Callable[[PreTrainedModel], Mapping[str, float]]
+"""Held-out figures of a model by name, for the log of the training."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -100,6 +104,22 @@ def plan_training(
     return TrainingPlan(section, documents.source.name, student, _training_settings(section, seed), tokens)
 
 
+def held_out_figures(
+    plan: TrainingPlan, material: Material | None, tokenizer: PreTrainedTokenizerBase
+) -> Figures | None:
+    """Loss on the material's texts and scores of its prompts, teacher-forced; None where training asks for none."""
+    if material is None or plan.section.evaluate_every == 0:
+        return None
+    forced = replace(material, mode="teacher-forced")
+
+    def figures(model: PreTrainedModel) -> Mapping[str, float]:
+        measured = measure(model, tokenizer, forced, lambda tokens: None)
+        losses = {f"loss on {text.name}": text.figures.loss.mean or 0.0 for text in measured.texts}
+        return losses | {f"{task.task} at {task.length}": task.score.mean for task in measured.tasks}
+
+    return figures
+
+
 def train_folder(
     plan: TrainingPlan,
     architecture: Architecture,
@@ -108,7 +128,7 @@ def train_folder(
     work_folder: Path,
     run_key: str,
     resume: bool,
-    evaluate: Callable[[PreTrainedModel], Mapping[str, float]] | None,
+    evaluate: Figures | None,
     reporter: StageReporter,
 ) -> Trained:
     """Train the checkpoint in `folder` and replace its tensors; `training.jsonl` and the curve are put beside them.

@@ -16,7 +16,7 @@ from compressor.artifacts import CalibrationProgress, CalibrationStatistics, Pro
 from compressor.calibration.run import calibrate
 from compressor.calibration.tokens import PackedTokens, TokenBatch, batches
 from compressor.checkpoint.fingerprint import weights_sha256
-from compressor.distilling import Trained, train_folder
+from compressor.distilling import Trained, held_out_figures, train_folder
 from compressor.evaluation.measure import Material
 from compressor.export.disk import translate_write_errors
 from compressor.export.model_card import render_model_card
@@ -89,7 +89,7 @@ def _run_locked(plan: RunPlan, options: RunOptions, reporter: StageReporter) -> 
             write_checkpoint(folder, plan.source, plan.cut, selection, max_shard_bytes, advance)
         recovered = _recover(plan, policies, model, folder, tokens, reporter)
         plan = resolved_plan(plan, policies.allowed[0] if recovered is None else recovered.policy)
-        trained = _train(plan, options, model, folder, sha256, reporter)
+        trained = _train(plan, options, model, material, folder, sha256, reporter)
         (folder / "recipe.yaml").write_text(plan.recipe.to_yaml(), encoding="utf-8")
         evaluation = None if material is None else evaluate_cut(plan, material, model, folder, recovered, reporter)
         del model
@@ -171,14 +171,21 @@ def _calibration_key(plan: RunPlan, tokens: PackedTokens, sha256: str) -> str:
 
 
 def _train(
-    plan: RunPlan, options: RunOptions, model: PreTrainedModel, folder: Path, sha256: str, reporter: StageReporter
+    plan: RunPlan,
+    options: RunOptions,
+    model: PreTrainedModel,
+    material: Material | None,
+    folder: Path,
+    sha256: str,
+    reporter: StageReporter,
 ) -> Trained | None:
     if plan.training is None:
         return None
     # Everything before training is decided by these, so that a checkpoint of another run is not gone on from.
     key = hashlib.sha256(f"{sha256}\n{plan.recipe.to_yaml()}".encode()).hexdigest()
     architecture, work = plan.source.architecture, plan.training_folder
-    trained = train_folder(plan.training, architecture, model, folder, work, key, options.resume, None, reporter)
+    evaluate = held_out_figures(plan.training, material, plan.tokenizer)
+    trained = train_folder(plan.training, architecture, model, folder, work, key, options.resume, evaluate, reporter)
     release_memory(plan.device)
     return trained
 

@@ -98,7 +98,7 @@ class RuntimeSection(_Section):
     seed: int = Field(default=0, ge=0, le=2**63 - 1)
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """auto: bfloat16 on a GPU, float32 on a CPU."""
-    device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
+    device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d{1,3})?)$")
     trust_remote_code: bool = False
 
 

@@ -30,6 +30,7 @@ _SECTION_OPTIONS: tuple[tuple[str, type, str], ...] = (
     ("--temperature", float, "of both distributions of the KL (default: 1)"),
     ("--matching-weight", float, "of the match of every mixer's outputs (default: 0)"),
     ("--checkpoint-every", int, "steps between two checkpoints (default: 200)"),
+    ("--evaluate-every", int, "steps between two looks at held-out text and prompts (default: 0, only at the end)"),
     ("--tracker", str, "tensorboard, trackio or wandb"),
 )
 

@@ -18,10 +18,10 @@ from compressor.calibration.text import DEMO
 from compressor.calibration.tokenizer import load_tokenizer
 from compressor.checkpoint.config_file import CONFIG_FILE, read_config
 from compressor.checkpoint.fingerprint import weights_sha256
-from compressor.distilling import Trained, TrainingPlan, plan_training, train_folder
+from compressor.distilling import Trained, TrainingPlan, held_out_figures, plan_training, train_folder
 from compressor.errors import RequestError
 from compressor.evaluating import resolved_settings
-from compressor.evaluation.measure import compare
+from compressor.evaluation.measure import Material, compare
 from compressor.evaluation.pairing import differences
 from compressor.evaluation.results import collect
 from compressor.evaluation.tokenizer_identity import tokenizer_sha256
@@ -130,6 +130,7 @@ def recover(request: RecoverRequest, console: Console | None = None) -> Report:
 
 
 def _run(plan: RecoverPlan, request: RecoverRequest, work: Path, reporter: StageReporter) -> Report:
+    material = _make_material(plan, reporter)
     teacher = _load(plan, plan.teacher)
     total = sum(path.stat().st_size for path in plan.student.checkpoint.index.files)
     with reporter.stage("hashing", total, "bytes") as advance:
@@ -138,10 +139,11 @@ def _run(plan: RecoverPlan, request: RecoverRequest, work: Path, reporter: Stage
     with plan.output.staged() as folder:
         shutil.copytree(plan.student.folder, folder, dirs_exist_ok=True, copy_function=shutil.copyfile)
         architecture, resume = plan.student.architecture, request.options.resume
-        trained = train_folder(plan.training, architecture, teacher, folder, work, key, resume, None, reporter)
+        evaluate = held_out_figures(plan.training, material, plan.tokenizer)
+        trained = train_folder(plan.training, architecture, teacher, folder, work, key, resume, evaluate, reporter)
         release_memory(plan.device)
         (folder / "recipe.yaml").write_text(plan.recipe.to_yaml(), encoding="utf-8")
-        evaluation = _evaluate(plan, teacher, folder, reporter)
+        evaluation = None if material is None else _evaluate(plan, material, teacher, folder, reporter)
         del teacher
         release_memory(plan.device)
         report = _report(plan, trained, evaluation, reporter)
@@ -160,14 +162,22 @@ def _load(plan: RecoverPlan, source: Source, folder: Path | None = None) -> PreT
     return load_model(source.architecture, folder, read_config(folder / CONFIG_FILE), plan.dtype, plan.device)
 
 
-def _evaluate(
-    plan: RecoverPlan, teacher: PreTrainedModel, folder: Path, reporter: StageReporter
-) -> EvaluationReport | None:
-    """The teacher and the trained folder; as in the main run, but for the other norm epsilon."""
+def _make_material(plan: RecoverPlan, reporter: StageReporter) -> Material | None:
     if plan.evaluation is None:
         return None
     with reporter.stage("prompts", plan.evaluation.num_prompts, "prompts") as advance:
         material = make_material(plan.evaluation, (), "", advance)
+    for note in (*plan.evaluation.notes, *material.notes):
+        reporter.say(f"note: {note}")
+    return material
+
+
+def _evaluate(
+    plan: RecoverPlan, material: Material, teacher: PreTrainedModel, folder: Path, reporter: StageReporter
+) -> EvaluationReport:
+    """The teacher and the trained folder; as in the main run, but for the other norm epsilon."""
+    if plan.evaluation is None:
+        raise ValueError("the plan has no evaluation")
     student = _load(plan, plan.student, folder)
     with reporter.stage("evaluating", material.tokens(2)) as advance:
         before, after = compare(teacher, student, plan.tokenizer, material, advance)

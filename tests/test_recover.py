@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 
 from compressor.cli import main
 from compressor.demo import calibration_text_path, demo_model_path
@@ -123,6 +124,23 @@ def test_recovery_trains_a_cut_and_the_result_is_verified(trainable: str, cut: P
     assert (output / "training.png").stat().st_size > 1000
     assert main(["verify", str(output), "--device", "cpu"]) == 0
     assert not (tmp_path / "out.resume").exists()
+
+
+def test_figures_of_training_are_logged(cut: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "cut"
+    shutil.copytree(cut, folder)
+    settings = yaml.safe_load((folder / "recipe.yaml").read_text(encoding="utf-8"))
+    settings["evaluation"] |= {"tasks": ["recall_2"], "lengths": [400], "samples": 2}
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
+    output = tmp_path / "out"
+    words = ["recover", str(folder), *TRAIN, "--output-dir", str(output), "--evaluate-every", "3", "--no-verify"]
+    assert main([*words, "--device", "cpu"]) == 0
+    lines = [json.loads(line) for line in (output / "training.jsonl").read_text(encoding="utf-8").splitlines()]
+    figures = {line["step"]: line["evaluation"] for line in lines if "evaluation" in line}
+    assert sorted(figures) == [0, 3, 6]
+    assert all(set(values) == {"loss on demo", "recall_2 at 400"} for values in figures.values())
+    final = report_of(output)["evaluation"]["after"]
+    assert figures[6]["loss on demo"] == pytest.approx(final["texts"][0]["figures"]["loss"]["mean"], rel=1e-4)
 
 
 def test_a_run_that_trains_is_the_cut_and_then_the_training(cut: Path, tmp_path: Path) -> None:
