@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 
 import torch
 from rich.console import Console
-from rich.markup import escape
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from compressor.baseline import require_same_tokens
@@ -99,7 +98,7 @@ def evaluate(request: EvaluationRequest, console: Console | None = None) -> Eval
         material = make_material(plan, (), "", advance)
     notes = (*(() if note is None else (note,)), *plan.notes, *material.notes)
     for line in notes:
-        reporter.say(f"note: {escape(line)}")
+        reporter.say(f"note: {line}")
     figures = _measure(model, baseline, tokenizer, material, plan, reporter)
     before, after = (None, figures[0]) if baseline is None else figures
     return EvaluationFile(

@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
-from rich.markup import escape
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -54,7 +53,7 @@ def evaluate_cut(
     other: NormEpsilon = "keep" if policy == "scaled" else "scaled"
     comparable = recovered is None or other in recovered.candidates or recovered.chosen.refit is None
     for note in material.notes:
-        reporter.say(f"note: {escape(note)}")
+        reporter.say(f"note: {note}")
     forced = replace(material, mode="teacher-forced")
     alternative = None
     with reporter.stage("evaluating", material.tokens(2) + comparable * forced.tokens(2)) as advance:

@@ -115,10 +115,11 @@ def test_ctrl_c_while_calibrating(
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-@pytest.mark.parametrize("stage", ["calibrating", "evaluating"])
+@pytest.mark.parametrize("stage", ["calibrating", "refitting", "evaluating"])
 def test_signals_at_any_stage(stage: str, number: int, status: int, tmp_path: Path) -> None:
     output = tmp_path / "out"
     command = [sys.executable, "-u", "-m", "compressor", "--ratio", "0.5", "--output-dir", str(output), "--no-verify"]
+    command += ["--calibration-samples", "6", "--retrieval-share", "0", "--sequence-length", "1024"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stderr is not None

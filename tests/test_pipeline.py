@@ -122,7 +122,8 @@ def test_scaled_epsilon_reports_both_divergences(tmp_path: Path) -> None:
     source, text = make_source("q35", tmp_path / "source"), make_text(tmp_path)
     reports = {}
     for policy in ("keep", "scaled"):
-        assert compress(source, tmp_path / policy, text, "--norm-epsilon", policy, "--no-verify") == 0
+        words = ["--norm-epsilon", policy, "--no-refit", "--no-verify"]
+        assert compress(source, tmp_path / policy, text, *words) == 0
         reports[policy] = json.loads((tmp_path / policy / "compression.json").read_text())
     for policy, report in reports.items():
         assert report["norm_epsilon"]["policy"] == policy

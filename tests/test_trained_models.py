@@ -10,7 +10,9 @@ import pytest
 
 from compressor.cli import main
 
+# Selection alone: the refit has tests of its own.
 OPTIONS = ["--ratio", "0.5", "--device", "cpu", "--calibration", "demo", "--sequence-length", "512"]
+OPTIONS += ["--retrieval-share", "0", "--no-refit"]
 
 
 def run(model: list[str], output: Path, *options: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from compressor.evaluation.asking import (
     compare_teacher_forced,
     end_tokens,
 )
-from compressor.evaluation.generation import generate_greedily
+from compressor.evaluation.generation import _pieces, generate_greedily
 from compressor.evaluation.prompt_tokens import PromptTokens, encode_prompts
 from tests.evaluation.hand_made_prompts import NEEDLES, completion_prompt
 from tests.families import open_tiny, tiny_checkpoint, tiny_tokens
@@ -106,3 +106,13 @@ def test_end_tokens_of_both_configs(demo_model: Path) -> None:
     assert end_tokens(model, tokenizer) == {7, 9, tokenizer.eos_token_id}
     model.generation_config.eos_token_id = None
     assert end_tokens(model, tokenizer) == {tokenizer.eos_token_id}
+
+
+@pytest.mark.parametrize("rows", [1, 7, 32, 256, 5000])
+@pytest.mark.parametrize("length", [1, 63, 64, 777, 2048])
+def test_prompts_are_read_in_pieces_of_few_sizes(rows: int, length: int) -> None:
+    pieces = _pieces(rows, length, on_gpu=True)
+    assert sum(pieces) == sum(_pieces(rows, length, on_gpu=False)) == length
+    assert len(set(pieces)) <= 3
+    # What fla tunes for: the number of tokens of a call, in units of 2048.
+    assert len({-(-rows * piece // 2048) for piece in pieces}) <= 2 or rows > 2048
