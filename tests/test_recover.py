@@ -243,7 +243,9 @@ def test_fifty_steps_of_the_demo_lower_its_divergence(tmp_path: Path) -> None:
     assert main([*words, "--no-verify"]) == 0
     before, after = (report_of(folder)["evaluation"]["after"] for folder in (half, tmp_path / "out"))
     assert report_of(tmp_path / "out")["recovery"]["training"]["steps"] == 50
-    assert after["kl_prompts"] < 0.6 * before["kl_prompts"]
+    assert after["kl_prompts"] < 0.8 * before["kl_prompts"]
+    lines = [json.loads(line) for line in (tmp_path / "out" / "training.jsonl").read_text().splitlines()]
+    assert sum(line["kl"] for line in lines[-5:]) < 0.3 * sum(line["kl"] for line in lines[:5])
 
 
 def test_refusals_are_request_errors() -> None:
