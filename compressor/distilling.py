@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -10,10 +11,12 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from torch import Tensor
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from compressor.architectures.base import Architecture
 from compressor.calibration.text import DocumentStream, TextSource, open_documents
+from compressor.calibration.tokens import token_sha256
 from compressor.checkpoint.config_file import CONFIG_FILE, dump_config, read_config
 from compressor.checkpoint.headers import read_headers, read_tensor
 from compressor.errors import RequestError
@@ -37,13 +40,19 @@ Figures = Callable[[PreTrainedModel], Mapping[str, float]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainingPlan:
-    """A checked request to train: the settings of the parts, and the opened text."""
+    """A checked request to train: the settings of the parts, the opened text and the first batch."""
 
     section: RecoverySection
     source: str
     student: StudentSettings
     training: TrainingSettings
     tokens: TrainingTokens
+    first_batch: Tensor
+
+    def run_key(self, *parts: str) -> str:
+        """Tells runs apart that must not go on from each other's checkpoints; `parts` name the two models."""
+        text = token_sha256(list(self.first_batch))
+        return hashlib.sha256("\n".join([*parts, self.source, text]).encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,31 +73,22 @@ def plan_training(
     tokenizer: PreTrainedTokenizerBase,
     seed: int,
 ) -> TrainingPlan:
-    """Refuse what cannot be trained; reads no weights.
+    """Refuse what cannot be trained; reads no weights, and as much of the text as the first batch takes.
 
     Raises:
         RequestError: a rank, target, length, share or text that does not fit the compressed model.
     """
-    student = StudentSettings(
-        section.trainable,
-        section.rank,
-        section.alpha,
-        None if section.targets is None else tuple(section.targets),
-        seed,
-    )
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / CONFIG_FILE).write_text(dump_config(dict(cut_config)), encoding="utf-8")
-        skeleton = build_skeleton(architecture, Path(folder), dict(cut_config))
-    mixers = architecture.mixers(skeleton.config, [name for name, _ in skeleton.named_parameters()])
-    check_student_settings(architecture, skeleton, mixers, student)
-    decoder = skeleton.config.get_text_config(decoder=True)
+    seed = seed if section.seed is None else section.seed
+    targets = None if section.targets is None else tuple(section.targets)
+    student = StudentSettings(section.trainable, section.rank, section.alpha, targets, seed)
+    decoder = _check_student(architecture, cut_config, student)
     limit = decoder.max_position_embeddings
     if isinstance(limit, int) and section.sequence_length > limit:
         raise RequestError(
             f"recovery's sequence_length {section.sequence_length} is over the model's {limit} positions; use {limit} "
             "or fewer."
         )
-    if section.retrieval_sequences:
+    if section.retrieval_share:
         calibration_forms(tokenizer, section.sequence_length)
     documents = _open_text(section, calibration)
     tokens = TrainingTokens(
@@ -98,10 +98,11 @@ def plan_training(
         steps=section.steps,
         batch_size=section.batch_size,
         sequence_length=section.sequence_length,
-        retrieval=section.retrieval_sequences,
+        retrieval_share=section.retrieval_share,
         seed=seed,
     )
-    return TrainingPlan(section, documents.source.name, student, _training_settings(section, seed), tokens)
+    training = _training_settings(section, seed)
+    return TrainingPlan(section, documents.source.name, student, training, tokens, next(iter(tokens)))
 
 
 def held_out_figures(
@@ -118,6 +119,19 @@ def held_out_figures(
         return losses | {f"{task.task} at {task.length}": task.score.mean for task in measured.tasks}
 
     return figures
+
+
+def _check_student(
+    architecture: Architecture, cut_config: Mapping[str, Any], student: StudentSettings
+) -> PretrainedConfig:
+    """The decoder's config of the cut model, on whose shapes the settings are checked."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / CONFIG_FILE).write_text(dump_config(dict(cut_config)), encoding="utf-8")
+        skeleton = build_skeleton(architecture, Path(folder), dict(cut_config))
+    mixers = architecture.mixers(skeleton.config, [name for name, _ in skeleton.named_parameters()])
+    check_student_settings(architecture, skeleton, mixers, student)
+    decoder: PretrainedConfig = skeleton.config.get_text_config(decoder=True)
+    return decoder
 
 
 def train_folder(

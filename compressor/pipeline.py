@@ -123,7 +123,8 @@ def _recover(
     whole = plan.cut.keep == plan.cut.key_dim.before
     if whole or not (plan.recipe.recovery.refit or len(policies.allowed) > 1):
         return None
-    return recover_cut(plan, policies, model, folder, divide_tokens(tokens.calibration), reporter)
+    divided = divide_tokens(tokens.calibration, plan.recipe.calibration.retrieval_share or 0.0)
+    return recover_cut(plan, policies, model, folder, divided, reporter)
 
 
 def _fingerprint(plan: RunPlan, reporter: StageReporter) -> str:
@@ -181,8 +182,10 @@ def _train(
 ) -> Trained | None:
     if plan.training is None:
         return None
-    # Everything before training is decided by these, so that a checkpoint of another run is not gone on from.
-    key = hashlib.sha256(f"{sha256}\n{plan.recipe.to_yaml()}".encode()).hexdigest()
+    # Everything before training is decided by these.
+    decided = plan.recipe.model_dump(include={"selection", "calibration", "runtime"})
+    decided["refit"] = plan.recipe.recovery.refit
+    key = plan.training.run_key(sha256, json.dumps(decided, sort_keys=True))
     architecture, work = plan.source.architecture, plan.training_folder
     evaluate = held_out_figures(plan.training, material, plan.tokenizer)
     trained = train_folder(plan.training, architecture, model, folder, work, key, options.resume, evaluate, reporter)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -144,9 +145,11 @@ def _plan_training(
     return plan_training(recipe.recovery, recipe.calibration, source.architecture, cut.cut_config, tokenizer, seed)
 
 
-def held_out_to_refit(sequences: int) -> int:
-    """How many of the calibration sequences a refit does not see; of two or more at least one."""
-    return min(max(1, sequences // HELD_OUT_TO_REFIT), sequences - 1)
+def held_out_to_refit(sequences: int, retrieval_share: float) -> int:
+    """How many of the calibration sequences a refit does not see: text and prompts, where both are among them."""
+    rarer = min(retrieval_share, 1 - retrieval_share)
+    least = math.ceil(1 / rarer) if rarer else 1
+    return min(max(least, sequences // HELD_OUT_TO_REFIT), sequences - 1)
 
 
 def pack_plan_tokens(plan: RunPlan) -> PackedTokens:
@@ -178,7 +181,7 @@ def pack_plan_tokens(plan: RunPlan) -> PackedTokens:
 
 
 def _refuse_too_little_to_refit(request: CalibrationSection, source: Source) -> None:
-    held_out = held_out_to_refit(request.samples)
+    held_out = held_out_to_refit(request.samples, request.retrieval_share or 0.0)
     fitted = request.samples - held_out
     refuse_too_few_tokens(fitted * request.sequence_length, held_out * request.sequence_length, source.mixers)
 

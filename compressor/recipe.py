@@ -156,7 +156,7 @@ class RecoverySection(_Section):
     micro_batch_size: int | None = Field(default=None, ge=1)
     """Sequences at once, where a step's need too much memory."""
     retrieval_share: float = Field(default=0.25, ge=0, le=1)
-    """Share of the sequences of each step that are retrieval prompts with their answers."""
+    """Share of the sequences that are retrieval prompts with their answers."""
     trainable: Literal["lora", "mixers"] = "lora"
     """lora: adapters on the mixers' projections, convolutions and norms whole; mixers: all of the mixers' weights."""
     rank: int = Field(default=32, ge=1)
@@ -185,15 +185,12 @@ class RecoverySection(_Section):
     gradient_checkpointing: bool = False
     """Compute activations again in the backward pass: less memory, more time."""
     tracker: Literal["tensorboard", "trackio", "wandb"] | None = None
+    seed: int | None = Field(default=None, ge=0, le=2**63 - 1)
+    """None: the run's."""
 
     @property
     def steps(self) -> int:
         return -(-self.sequences // self.batch_size)
-
-    @property
-    def retrieval_sequences(self) -> int:
-        """Of one step."""
-        return round(self.retrieval_share * self.batch_size)
 
 
 class ExportSection(_Section):

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -24,7 +22,6 @@ from compressor.evaluating import resolved_settings
 from compressor.evaluation.measure import Material, compare
 from compressor.evaluation.pairing import differences
 from compressor.evaluation.results import collect
-from compressor.evaluation.tokenizer_identity import tokenizer_sha256
 from compressor.export.disk import refuse_too_little_space
 from compressor.export.folder import OutputFolder
 from compressor.export.model_card import render_model_card
@@ -32,13 +29,13 @@ from compressor.interruption import explained_interrupts
 from compressor.loading import load_model, release_memory, resolve_device, resolve_dtype
 from compressor.material import EvaluationPlan, make_material, plan_evaluation
 from compressor.planning import RunOptions
-from compressor.preparation import ConfiguredModel, Source, open_model, open_source
+from compressor.preparation import Source, open_model, open_source
 from compressor.progress import StageReporter
 from compressor.recipe import Recipe, RecoverySection, RuntimeSection
-from compressor.recipe_file import load_settings
+from compressor.recover_checks import open_teacher, read_folder, refuse_other_teacher, refuse_other_tokenizer
 from compressor.recovery_report import training_report
 from compressor.report import EvaluationReport, RecoveryReport, Report
-from compressor.reporting import CardPlace, card_facts, read_compression
+from compressor.reporting import CardPlace, card_facts, load_line
 from compressor.verification.run import TRAINED_NOTE, verify_folder
 
 
@@ -84,22 +81,19 @@ def plan_recovery(request: RecoverRequest) -> RecoverPlan:
     """
     folder, runtime = request.folder.expanduser(), request.runtime
     device = resolve_device(runtime.device)
+    report, old = read_folder(folder)
     configured = open_model(str(folder), None)
-    report, old = (
-        _read_report(folder),
-        Recipe.from_settings(load_settings(folder / "recipe.yaml"), f"{folder}/recipe.yaml"),
-    )
-    recipe = old.model_copy(update={"recovery": request.section.model_copy(update={"train": True}), "runtime": runtime})
-    teacher = open_model(request.teacher or old.model, None if request.teacher else old.revision)
-    _refuse_other_teacher(configured, teacher)
-    output = OutputFolder(
-        (request.output_dir or folder.with_name(f"{folder.name}-recovered")).expanduser(), request.options.overwrite
-    )
+    output_dir = (request.output_dir or folder.with_name(f"{folder.name}-recovered")).expanduser()
+    section = request.section.model_copy(update={"train": True, "refit": old.recovery.refit, "seed": runtime.seed})
+    recipe = old.model_copy(update={"recovery": section, "output_dir": str(output_dir)})
+    teacher = open_teacher(request.teacher, folder, old)
+    refuse_other_teacher(configured, teacher)
+    output = OutputFolder(output_dir, request.options.overwrite)
     output.check(folder)
     tokenizer = load_tokenizer(folder, runtime.trust_remote_code)
-    _refuse_other_tokenizer(tokenizer, teacher, runtime)
+    refuse_other_tokenizer(tokenizer, teacher, runtime.trust_remote_code)
     training = plan_training(
-        request.section, old.calibration, configured.architecture, configured.raw_config, tokenizer, runtime.seed
+        section, old.calibration, configured.architecture, configured.raw_config, tokenizer, runtime.seed
     )
     evaluation = None
     if request.evaluate:
@@ -132,10 +126,7 @@ def recover(request: RecoverRequest, console: Console | None = None) -> Report:
 def _run(plan: RecoverPlan, request: RecoverRequest, work: Path, reporter: StageReporter) -> Report:
     material = _make_material(plan, reporter)
     teacher = _load(plan, plan.teacher)
-    total = sum(path.stat().st_size for path in plan.student.checkpoint.index.files)
-    with reporter.stage("hashing", total, "bytes") as advance:
-        sha256 = weights_sha256(plan.student.checkpoint.index, advance)
-    key = hashlib.sha256(f"{sha256}\n{plan.recipe.to_yaml()}".encode()).hexdigest()
+    key = plan.training.run_key(*_fingerprints(plan, reporter))
     with plan.output.staged() as folder:
         shutil.copytree(plan.student.folder, folder, dirs_exist_ok=True, copy_function=shutil.copyfile)
         architecture, resume = plan.student.architecture, request.options.resume
@@ -155,6 +146,24 @@ def _run(plan: RecoverPlan, request: RecoverRequest, work: Path, reporter: Stage
         )
         (folder / "README.md").write_text(render_model_card(card_facts(place, report)), encoding="utf-8")
     return report
+
+
+def _fingerprints(plan: RecoverPlan, reporter: StageReporter) -> list[str]:
+    """Hashes of the student's and the teacher's weights.
+
+    Raises:
+        RequestError: the teacher's are not those that the folder was cut from.
+    """
+    indices = [source.checkpoint.index for source in (plan.student, plan.teacher)]
+    total = sum(path.stat().st_size for index in indices for path in index.files)
+    with reporter.stage("hashing", total, "bytes") as advance:
+        student, teacher = (weights_sha256(index, advance) for index in indices)
+    if teacher != plan.report.base_sha256:
+        raise RequestError(
+            f"the weights of --teacher {plan.teacher.checkpoint.folder.name} are not those that "
+            f"{plan.student.checkpoint.folder.name} was cut from; give that model."
+        )
+    return [student, teacher]
 
 
 def _load(plan: RecoverPlan, source: Source, folder: Path | None = None) -> PreTrainedModel:
@@ -196,7 +205,7 @@ def _report(
     return replace(
         old,
         output_dir=str(plan.output.path),
-        load_line=old.load_line.replace(repr(old.output_dir), repr(str(plan.output.path))),
+        load_line=load_line(plan.student.architecture, plan.recipe.output_dir),
         recovery=RecoveryReport(refit, training_report(plan.training, trained)),
         evaluation=evaluation,
         verification=None,
@@ -210,58 +219,3 @@ def _verify(plan: RecoverPlan, folder: Path, reporter: StageReporter) -> Any:
         report = verify_folder(folder, plan.student.architecture, plan.device, tokens, None, TRAINED_NOTE)
         advance(1)
     return report
-
-
-def _read_report(folder: Path) -> Report:
-    content = read_compression(folder)
-    if content is None:
-        raise RequestError(
-            f"{folder} has no readable compression.json: it was not compressed; give a folder that compress wrote."
-        )
-    try:
-        return TypeAdapter(Report).validate_python(content)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise RequestError(
-            f"{folder / 'compression.json'}: {place}: {first['msg']}; it was written by another version: compress the "
-            "original again."
-        ) from None
-
-
-def _refuse_other_teacher(student: ConfiguredModel, teacher: ConfiguredModel) -> None:
-    if student.architecture is not teacher.architecture and type(student.architecture) is not type(
-        teacher.architecture
-    ):
-        raise RequestError(
-            f"--teacher {teacher.folder.name} is of another model family than {student.folder.name}; give the model "
-            "that it was cut from."
-        )
-    sizes = [each.config.get_text_config(decoder=True).vocab_size for each in (teacher, student)]
-    if sizes[0] != sizes[1]:
-        raise RequestError(
-            f"--teacher {teacher.folder.name} has a vocabulary of {sizes[0]:,} tokens and {student.folder.name} one of "
-            f"{sizes[1]:,}; give the model that it was cut from."
-        )
-    if len(student.mixers) != len(teacher.mixers):
-        raise RequestError(
-            f"--teacher {teacher.folder.name} has {len(teacher.mixers)} linear-attention layers and "
-            f"{student.folder.name} has {len(student.mixers)}; give the model that it was cut from."
-        )
-    widths = [each.mixers[0].head_k_dim for each in (teacher, student)]
-    if widths[0] <= widths[1]:
-        raise RequestError(
-            f"--teacher {teacher.folder.name} has a key width of {widths[0]} and {student.folder.name} one of "
-            f"{widths[1]}: it can teach nothing that was cut; give the model that it was cut from."
-        )
-
-
-def _refuse_other_tokenizer(
-    tokenizer: PreTrainedTokenizerBase, teacher: ConfiguredModel, runtime: RuntimeSection
-) -> None:
-    other = load_tokenizer(teacher.folder.path, runtime.trust_remote_code)
-    if tokenizer_sha256(other) != tokenizer_sha256(tokenizer):
-        raise RequestError(
-            f"--teacher {teacher.folder.name} has a tokenizer that encodes text differently, so the same tokens are "
-            "another text to it; give the model that the folder was cut from."
-        )

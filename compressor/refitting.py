@@ -73,9 +73,9 @@ class Recovered:
         return self.candidates[self.policy]
 
 
-def divide_tokens(sequences: Sequence[Tensor]) -> RefitTokens:
+def divide_tokens(sequences: Sequence[Tensor], retrieval_share: float) -> RefitTokens:
     """The last ones are held out; text and retrieval prompts are mixed evenly, so both are among them."""
-    fitted = len(sequences) - held_out_to_refit(len(sequences))
+    fitted = len(sequences) - held_out_to_refit(len(sequences), retrieval_share)
     return RefitTokens(tuple(sequences[:fitted]), tuple(sequences[fitted:]))
 
 

@@ -239,6 +239,7 @@ def chained_provenance(compression: Mapping[str, Any] | None) -> dict[str, Any] 
         "ratio",
         "key_dim",
         "norm_epsilon",
+        "recovery",
         "base_compression",
     )
     return {name: compression.get(name) for name in kept}

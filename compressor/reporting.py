@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.markup import escape
 from rich.table import Table
 
+from compressor.architectures.base import Architecture
 from compressor.architectures.engines import engine_answers
 from compressor.calibration.tokens import PackedTokens
 from compressor.distilling import Trained
@@ -51,7 +52,7 @@ def build_report(plan: RunPlan, facts: RunFacts) -> Report:
     selection, source, cut = plan.recipe.selection, plan.source, plan.cut
     return Report(
         output_dir=str(plan.output.path),
-        load_line=load_line(plan),
+        load_line=load_line(source.architecture, plan.recipe.output_dir),
         base_model=source.checkpoint.folder.name,
         base_revision=source.checkpoint.folder.revision,
         base_sha256=facts.base_sha256,
@@ -87,12 +88,12 @@ def read_compression(folder: Path) -> dict[str, object] | None:
     return content if isinstance(content, dict) else None
 
 
-def load_line(plan: RunPlan) -> str:
+def load_line(architecture: Architecture, folder: str | None) -> str:
     """The one line of Python that loads the result."""
-    prefix = f"{plan.source.architecture.load_line}; " if plan.source.architecture.load_line else ""
+    prefix = f"{architecture.load_line}; " if architecture.load_line else ""
     return (
         f"{prefix}from transformers import AutoModelForCausalLM; "
-        f"model = AutoModelForCausalLM.from_pretrained({plan.recipe.output_dir!r})"
+        f"model = AutoModelForCausalLM.from_pretrained({folder!r})"
     )
 
 

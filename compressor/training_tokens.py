@@ -19,11 +19,11 @@ from compressor.calibration.text import DocumentStream
 from compressor.errors import RequestError
 from compressor.retrieval_tokens import retrieval_sequences
 
-SHUFFLED_SEQUENCES = 1024
+SHUFFLED_SEQUENCES = 256
 """Text sequences that are put into a random order together: neighbours come from one document."""
 
-STEPS_AT_ONCE = 8
-"""Steps whose retrieval prompts are made together, since every call measures its forms first."""
+PROMPTS_AT_ONCE = 32
+"""Sequences of retrieval prompts that are made together, since every call measures its forms first."""
 
 _WHOLE_DOCUMENT = 2**62
 
@@ -33,7 +33,8 @@ class TrainingTokens(IterableDataset[Tensor]):
     """Batches int64 [batch_size, sequence_length] of the steps after `first_step`, to the last of `steps`.
 
     The text is read in order, packed with its end-of-sequence tokens and shuffled in blocks; where it ends, it begins
-    again in another order. The first `retrieval` rows of every batch are retrieval prompts of the calibration split.
+    again in another order. `retrieval_share` of all rows are retrieval prompts of the calibration split, the first ones
+    of their batches; where that is less than one a batch, of every so many batches one has a prompt.
     """
 
     documents: DocumentStream
@@ -42,19 +43,24 @@ class TrainingTokens(IterableDataset[Tensor]):
     steps: int
     batch_size: int
     sequence_length: int
-    retrieval: int
+    retrieval_share: float
     seed: int
     first_step: int = 0
 
     def __iter__(self) -> Iterator[Tensor]:
         text = self._text()
-        per_step = self.batch_size - self.retrieval
-        for _ in range(self.first_step * per_step):
+        asked = self.prompts_before(self.first_step)
+        for _ in range(self.first_step * self.batch_size - asked):
             next(text)
-        prompts = self._prompts()
-        for _ in range(self.steps - self.first_step):
-            rows = [next(prompts) for _ in range(self.retrieval)] + [next(text) for _ in range(per_step)]
+        prompts = self._prompts(asked)
+        for step in range(self.first_step, self.steps):
+            count = self.prompts_before(step + 1) - self.prompts_before(step)
+            rows = [next(prompts) for _ in range(count)] + [next(text) for _ in range(self.batch_size - count)]
             yield torch.stack(rows)
+
+    def prompts_before(self, step: int) -> int:
+        """Rows of retrieval prompts in the first `step` batches."""
+        return int(step * self.batch_size * self.retrieval_share + 1e-9)
 
     def after(self, finished_steps: int) -> TrainingTokens:
         """The batches that are left."""
@@ -64,19 +70,19 @@ class TrainingTokens(IterableDataset[Tensor]):
         """The same batches, made in a process of their own where `workers` is 1."""
         return iter(DataLoader(self, batch_size=None, num_workers=workers, prefetch_factor=8 if workers else None))
 
-    def _prompts(self) -> Iterator[Tensor]:
-        block, skipped = divmod(self.first_step, STEPS_AT_ONCE)
-        while self.retrieval:
+    def _prompts(self, first: int) -> Iterator[Tensor]:
+        block, skipped = divmod(first, PROMPTS_AT_ONCE)
+        while True:
             # A block has a seed of its own, so that a resumed run need not make those before it.
             digest = hashlib.sha256(f"{self.seed}/recovery/{block}".encode()).digest()
             made = retrieval_sequences(
                 self.tokenizer,
                 self.vocab_size,
-                STEPS_AT_ONCE * self.retrieval,
+                PROMPTS_AT_ONCE,
                 self.sequence_length,
                 int.from_bytes(digest[:7], "big"),
             )
-            yield from made.sequences[skipped * self.retrieval :]
+            yield from made.sequences[skipped:]
             block, skipped = block + 1, 0
 
     def _text(self) -> Iterator[Tensor]:

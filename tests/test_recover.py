@@ -21,7 +21,7 @@ from compressor.errors import RequestError
 from compressor.export.replacement import replace_tensors
 from compressor.recipe import Recipe
 from tests.test_pipeline import FAST, compress, make_source, make_text
-from tests.tiny_models import edit_config, read_weights
+from tests.tiny_models import edit_config, read_weights, write_weights
 
 TRAIN = ["--sequences", "12", "--sequence-length", "64", "--batch-size", "2", "--rank", "2", "--retrieval-share", "0"]
 
@@ -199,6 +199,7 @@ def refused(capsys: pytest.CaptureFixture[str], words: list[str], *parts: str) -
 def test_impossible_requests_are_refused(cut: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source, output = cut.parent / "source", ["--output-dir", str(tmp_path / "out")]
     refused(capsys, [str(source), *TRAIN, *output], "was not compressed")
+    refused(capsys, [str(tmp_path / "absent"), *TRAIN, *output], "there is no folder")
     refused(capsys, [str(cut), *TRAIN, *output, "--teacher", str(cut)], "can teach nothing")
     refused(capsys, [str(cut), *TRAIN, *output, "--teacher", str(demo_model_path())], "vocabulary")
     refused(capsys, [str(cut), *TRAIN, *output, "--rank", "500"], "rank", "500")
@@ -214,21 +215,26 @@ def test_impossible_requests_are_refused(cut: Path, tmp_path: Path, capsys: pyte
     assert not (tmp_path / "out").exists()
 
 
-def test_a_poisoned_teacher_stops_the_run_with_the_step(
-    cut: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from tests.tiny_models import write_weights
-
-    broken = tmp_path / "broken"
-    shutil.copytree(cut.parent / "source", broken)
-    weights = read_weights(broken)
+def test_a_teacher_of_other_weights_is_refused(cut: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(cut.parent / "source", other)
+    weights = read_weights(other)
     name = next(name for name in weights if "mlp" in name and name.endswith("weight"))
-    weights[name][0, 0] = float("nan")
-    write_weights(broken, weights)
-    words = ["recover", str(cut), *TRAIN, "--output-dir", str(tmp_path / "out"), "--teacher", str(broken)]
-    assert main([*words, "--device", "cpu"]) == 1
-    assert "step 1" in capsys.readouterr().err
+    weights[name][0, 0] += 1
+    write_weights(other, weights)
+    words = [str(cut), *TRAIN, "--output-dir", str(tmp_path / "out"), "--teacher", str(other)]
+    refused(capsys, words, "are not those that half was cut from")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_trained_folder_is_not_trained_again(cut: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    once = tmp_path / "once"
+    words = [str(cut), *TRAIN, "--output-dir", str(once), "--no-evaluate", "--no-verify", "--device", "cpu"]
+    assert main(["recover", *words]) == 0
+    report = report_of(once)
+    assert f"from_pretrained('{once}')" in report["load_line"]
+    assert f"output_dir: {once}" in (once / "recipe.yaml").read_text(encoding="utf-8")
+    refused(capsys, [str(once), *TRAIN, "--output-dir", str(tmp_path / "twice")], "was trained already (6 steps)")
 
 
 @pytest.mark.slow

@@ -16,11 +16,11 @@ from compressor.errors import RequestError
 from compressor.training_tokens import TrainingTokens
 
 
-def tokens(path: Path | None = None, **changes: int) -> TrainingTokens:
-    settings = {"steps": 6, "batch_size": 4, "sequence_length": 300, "retrieval": 1, "seed": 0} | changes
+def tokens(path: Path | None = None, share: float = 0.25, **changes: int) -> TrainingTokens:
+    settings = {"steps": 6, "batch_size": 4, "sequence_length": 300, "seed": 0} | changes
     tokenizer = load_tokenizer(demo_model_path(), trust_remote_code=False)
     source = TextSource(str(path) if path else "demo")
-    return TrainingTokens(open_documents(source), tokenizer, vocab_size=8192, **settings)
+    return TrainingTokens(open_documents(source), tokenizer, vocab_size=8192, retrieval_share=share, **settings)
 
 
 def test_batches_are_found_again_by_their_step() -> None:
@@ -39,7 +39,7 @@ def test_a_process_of_its_own_makes_the_same() -> None:
 
 
 def test_rows_are_prompts_and_text_in_their_shares() -> None:
-    data = tokens(retrieval=2, steps=3)
+    data = tokens(share=0.5, steps=3)
     for batch in data:
         texts = [data.tokenizer.decode(row) for row in batch]
         asked = [
@@ -47,7 +47,7 @@ def test_rows_are_prompts_and_text_in_their_shares() -> None:
             for text in texts
         ]
         assert all(asked[:2])
-    assert all(len(row) == 300 for batch in tokens(retrieval=0, steps=2) for row in batch)
+    assert all(len(row) == 300 for batch in tokens(share=0.0, steps=2) for row in batch)
 
 
 def _rows(data: TrainingTokens, count: int) -> list[Tensor]:
@@ -57,7 +57,7 @@ def _rows(data: TrainingTokens, count: int) -> list[Tensor]:
 def test_the_text_is_read_once_through_before_it_begins_again(tmp_path: Path) -> None:
     path = tmp_path / "text.txt"
     path.write_text(calibration_text_path().read_text(encoding="utf-8")[:12_000], encoding="utf-8")
-    data = tokens(path, retrieval=0, batch_size=1, steps=30)
+    data = tokens(path, share=0.0, batch_size=1, steps=30)
     encoded = data.tokenizer(path.read_text(encoding="utf-8"), verbose=False)["input_ids"]
     epoch = len(encoded) // 300
     rows = _rows(data, 2 * epoch)
@@ -73,3 +73,11 @@ def test_a_text_shorter_than_a_sequence_is_refused(tmp_path: Path) -> None:
     path.write_text("A few words.", encoding="utf-8")
     with pytest.raises(RequestError, match="fewer than the 300 tokens of one sequence"):
         next(iter(tokens(path)))
+
+
+def test_a_share_below_one_row_a_batch_is_kept_over_the_batches() -> None:
+    data = tokens(share=0.25, batch_size=2, steps=8)
+    assert [data.prompts_before(step) for step in range(9)] == [0, 0, 1, 1, 2, 2, 3, 3, 4]
+    whole = list(data)
+    for first in (1, 2, 5):
+        assert all(torch.equal(one, other) for one, other in zip(data.after(first), whole[first:], strict=True))

@@ -86,12 +86,12 @@ def refuse_too_few_tokens(tokens: int, held_out_tokens: int, mixers: Sequence[Mi
     if tokens < inputs:
         raise RequestError(
             f"the refit has {tokens:,} tokens for output projections of {inputs:,} inputs and needs at least as many; "
-            "raise --calibration-samples."
+            "raise --calibration-samples, or give --no-refit."
         )
     if held_out_tokens < 1:
         raise RequestError(
-            "the refit has 0 held-out tokens and needs at least 1 to choose its ridge by; use a longer calibration "
-            "text."
+            "the refit has 0 held-out tokens and needs at least 1 to choose its ridge by; raise --calibration-samples, "
+            "or give --no-refit."
         )
 
 

@@ -20,6 +20,7 @@ from compressor.report import VerificationReport
 VERIFICATION_TOKENS = 256
 """Tokens of calibration text that both models read for the oracle; more than one chunk of 64."""
 TRAINED_NOTE = "not checked against the original: its weights were trained after the cut, and are no slices any more"
+REFITTED_NOTE = "the output projections were refitted: for the comparison the original got those of this folder"
 ORACLE_TOLERANCE = 1e-3
 """Largest ||a - b|| / ||b|| of the logits that float32 rounding explains."""
 GENERATION_TOLERANCE = 0.05
@@ -54,7 +55,8 @@ def verify_folder(
     """
     stock_generates = device.type == "cuda" or not architecture.needs_fla
     stock = _run_stock_load(folder, architecture, device, stock_generates)
-    notes = [missing_original] if missing_original else []
+    refitted = REFITTED_NOTE if original is not None and original.refitted else None
+    notes = [note for note in (missing_original, refitted) if note is not None]
     oracle = _run_oracle(folder, original, tokens)
     if oracle["first_difference"] is not None:
         raise RunError(
