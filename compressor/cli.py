@@ -169,7 +169,7 @@ def _compress_parser() -> argparse.ArgumentParser:
     run.add_argument("--trust-remote-code", action="store_true", help="let the tokenizer run the model's code")
     for name, text in (
         ("--dry-run", "check everything, write nothing"),
-        ("--resume", "go on with the calibration of an interrupted run"),
+        ("--resume", "go on with an interrupted run: its calibration, its training"),
         ("--overwrite", "replace the output folder"),
         ("--debug", "show tracebacks"),
     ):

@@ -41,6 +41,19 @@ def context_length(config: PretrainedConfig, baseline: PretrainedConfig | None) 
     return min((context for context in named if context is not None), key=lambda context: context.tokens, default=None)
 
 
+def refuse_sequences_beyond(sequence_length: int, option: str, config: PretrainedConfig) -> None:
+    """What a model is calibrated or trained on has to fit its context.
+
+    Raises:
+        RequestError: it does not, or the config's value is no number of tokens.
+    """
+    context = context_length(config, None)
+    if context is not None and sequence_length > context.tokens:
+        raise RequestError(
+            f"{option} {sequence_length} is over the model's {context.tokens} positions; use {context.tokens} or fewer."
+        )
+
+
 def _named(config: PretrainedConfig, owner: str) -> ContextLength | None:
     value: object = config.get_text_config(decoder=True).to_dict().get("max_position_embeddings")
     if value is None:

@@ -18,7 +18,8 @@ from compressor.architectures.base import Architecture
 from compressor.calibration.text import DocumentStream, TextSource, open_documents
 from compressor.calibration.tokens import token_sha256
 from compressor.checkpoint.config_file import CONFIG_FILE, dump_config, read_config
-from compressor.checkpoint.headers import read_headers, read_tensor
+from compressor.checkpoint.headers import read_headers
+from compressor.context_length import refuse_sequences_beyond
 from compressor.errors import RequestError
 from compressor.evaluation.measure import Material, measure
 from compressor.export.replacement import replace_tensors
@@ -51,8 +52,13 @@ class TrainingPlan:
 
     def run_key(self, *parts: str) -> str:
         """Tells runs apart that must not go on from each other's checkpoints; `parts` name the two models."""
-        text = token_sha256(list(self.first_batch))
-        return hashlib.sha256("\n".join([*parts, self.source, text]).encode()).hexdigest()
+        decided = [
+            repr(self.student),
+            self.source,
+            str(self.section.retrieval_share),
+            token_sha256(list(self.first_batch)),
+        ]
+        return hashlib.sha256("\n".join([*parts, *decided]).encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +88,7 @@ def plan_training(
     targets = None if section.targets is None else tuple(section.targets)
     student = StudentSettings(section.trainable, section.rank, section.alpha, targets, seed)
     decoder = _check_student(architecture, cut_config, student)
-    limit = decoder.max_position_embeddings
-    if isinstance(limit, int) and section.sequence_length > limit:
-        raise RequestError(
-            f"recovery's sequence_length {section.sequence_length} is over the model's {limit} positions; use {limit} "
-            "or fewer."
-        )
+    refuse_sequences_beyond(section.sequence_length, "recovery's sequence_length", decoder)
     if section.retrieval_share:
         calibration_forms(tokenizer, section.sequence_length)
     documents = _open_text(section, calibration)
@@ -103,6 +104,17 @@ def plan_training(
     )
     training = _training_settings(section, seed)
     return TrainingPlan(section, documents.source.name, student, training, tokens, next(iter(tokens)))
+
+
+def refuse_figures_without_evaluation(section: RecoverySection, evaluate: bool) -> None:
+    """Raises:
+    RequestError: figures during the training are asked for, and nothing to measure them on.
+    """
+    if section.evaluate_every and not evaluate:
+        raise RequestError(
+            f"evaluate_every {section.evaluate_every} has nothing to measure with --no-evaluate; leave one of the two "
+            "out."
+        )
 
 
 def held_out_figures(
@@ -183,9 +195,7 @@ def train_folder(
             run_key=run_key,
             on_note=reporter.say,
         )
-    names = {architecture.tensor_name(name, mixers) for name in student.whole}
-    names |= {architecture.tensor_name(f"{adapter.path}.weight", mixers) for adapter in student.adapters}
-    replace_tensors(folder, student.merged_tensors({name: read_tensor(entries[name]).dtype for name in names}))
+    replace_tensors(folder, student.merged_tensors({name: entry.torch_dtype for name, entry in entries.items()}))
     (folder / result.log.name).write_bytes(result.log.read_bytes())
     draw_curve(result.log, folder / CURVE_FILE)
     return Trained(student.summary(), result.last, plan.training.steps, result.resumed_step)

@@ -9,13 +9,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
 from rich.console import Console
 
 from compressor.errors import RequestError
 from compressor.export.interrupts import termination_raises
+from compressor.flat_settings import validate_both
 from compressor.interruption import InterruptedRunError
-from compressor.recipe import EvaluationSection, RuntimeSection, describe
+from compressor.recipe import EvaluationSection, RuntimeSection
 
 _TASKS = """tasks:
   niah_single_1..3, niah_multikey_1..3, niah_multivalue, niah_multiquery, niah_word, niah_keys_N, vt, vt_CxH,
@@ -119,19 +119,7 @@ def read_sections(settings: Mapping[str, Any]) -> tuple[EvaluationSection, Runti
     """
     of_runtime = {name: value for name, value in settings.items() if name in RuntimeSection.model_fields}
     others = {name: value for name, value in settings.items() if name not in of_runtime}
-    section, runtime = EvaluationSection(), RuntimeSection()
-    problems: list[str] = []
-    try:
-        section = EvaluationSection.model_validate(others)
-    except ValidationError as error:
-        problems += describe(error)
-    try:
-        runtime = RuntimeSection.model_validate(of_runtime)
-    except ValidationError as error:
-        problems += describe(error)
-    if problems:
-        raise RequestError("\n".join(problems))
-    return section, runtime
+    return validate_both((EvaluationSection, others), (RuntimeSection, of_runtime))
 
 
 def _say(console: Console, line: str) -> None:

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
-from compressor.recipe import SECTIONS
+from pydantic import BaseModel, ValidationError
+
+from compressor.errors import RequestError
+from compressor.recipe import SECTIONS, describe
+
+First = TypeVar("First", bound=BaseModel)
+Second = TypeVar("Second", bound=BaseModel)
 
 _FLAT_NAMES = {"calibration": ("calibration", "source"), "calibration_samples": ("calibration", "samples")}
 _FLAT_NAMES |= {f"calibration_{name}": ("calibration", name) for name in ("column", "config", "split")}
@@ -33,3 +39,23 @@ def nest_flat_settings(flat: Mapping[str, Any], base: Mapping[str, Any] | None =
 
 def _section_of(name: str) -> str | None:
     return next((section for section, model in SECTIONS.items() if name in model.model_fields), None)
+
+
+def validate_both(
+    first: tuple[type[First], Mapping[str, Any]], second: tuple[type[Second], Mapping[str, Any]]
+) -> tuple[First, Second]:
+    """Two sections from settings named as their fields.
+
+    Raises:
+        RequestError: lists every mistake of both, with its value and what is allowed.
+    """
+    sections: list[Any] = []
+    problems: list[str] = []
+    for model, settings in (first, second):
+        try:
+            sections.append(model.model_validate(settings))
+        except ValidationError as error:
+            problems += describe(error)
+    if problems:
+        raise RequestError("\n".join(problems))
+    return sections[0], sections[1]

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from transformers import PretrainedConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from compressor.calibration.text import DocumentStream, TextSource, held_out_source, open_documents
 from compressor.calibration.tokenizer import load_tokenizer
 from compressor.calibration.tokens import PackedTokens, pack_tokens
 from compressor.checkpoint.config_file import read_json_object
-from compressor.distilling import TrainingPlan, plan_training
+from compressor.context_length import refuse_sequences_beyond
+from compressor.distilling import TrainingPlan, plan_training, refuse_figures_without_evaluation
 from compressor.errors import RequestError
 from compressor.export.disk import refuse_too_little_space
 from compressor.export.folder import OutputFolder
@@ -88,7 +89,7 @@ def plan_run(recipe: Recipe, options: RunOptions) -> RunPlan:
     output_dir = recipe.output_dir or f"{Path(configured.folder.name).name}-{recipe.selection.method}-{keep}"
     output = OutputFolder(Path(output_dir).expanduser(), options.overwrite)
     output.check(configured.folder.path)
-    _refuse_too_long(recipe.calibration.sequence_length, configured.config.get_text_config(decoder=True))
+    refuse_sequences_beyond(recipe.calibration.sequence_length, "--sequence-length", configured.config)
     generation_config = configured.folder.path / "generation_config.json"
     if generation_config.exists():
         read_json_object(generation_config)
@@ -141,6 +142,7 @@ def _plan_training(
 ) -> TrainingPlan | None:
     if not recipe.recovery.train or cut.keep == cut.key_dim.before:
         return None
+    refuse_figures_without_evaluation(recipe.recovery, recipe.export.evaluate)
     seed = recipe.runtime.seed
     return plan_training(recipe.recovery, recipe.calibration, source.architecture, cut.cut_config, tokenizer, seed)
 
@@ -188,11 +190,3 @@ def _refuse_too_little_to_refit(request: CalibrationSection, source: Source) -> 
 
 def _text_source(request: CalibrationSection) -> TextSource:
     return TextSource(name=request.source, column=request.column, config=request.config, split=request.split)
-
-
-def _refuse_too_long(sequence_length: int, config: PretrainedConfig) -> None:
-    limit = config.max_position_embeddings
-    if isinstance(limit, int) and sequence_length > limit:
-        raise RequestError(
-            f"--sequence-length {sequence_length} is over the model's {limit} positions; use {limit} or fewer."
-        )

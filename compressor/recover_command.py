@@ -6,11 +6,10 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
 from rich.console import Console
 
-from compressor.errors import RequestError
-from compressor.recipe import RecoverySection, RuntimeSection, describe
+from compressor.flat_settings import validate_both
+from compressor.recipe import RecoverySection, RuntimeSection
 from compressor.recipe_file import load_settings
 
 _SECTION_OPTIONS: tuple[tuple[str, type, str], ...] = (
@@ -46,8 +45,9 @@ def recover_command(words: list[str]) -> int:
     runtime: dict[str, Any] = {
         name: arguments.pop(name) for name in ("seed", "dtype", "device", "trust_remote_code") if name in arguments
     }
-    section, runtime_section = _validated(
-        {**(base.get("recovery") or {}), **arguments}, {**(base.get("runtime") or {}), **runtime}
+    section, runtime_section = validate_both(
+        (RecoverySection, {**(base.get("recovery") or {}), **arguments}),
+        (RuntimeSection, {**(base.get("runtime") or {}), **runtime}),
     )
     from compressor.planning import RunOptions
     from compressor.recovering import RecoverRequest, recover
@@ -71,21 +71,6 @@ def recover_command(words: list[str]) -> int:
     console.print(f"result: {report.output_dir}", soft_wrap=True, highlight=False, markup=False)
     console.print(f"load:   {report.load_line}", soft_wrap=True, highlight=False, markup=False)
     return 0
-
-
-def _validated(recovery: dict[str, Any], runtime: dict[str, Any]) -> tuple[RecoverySection, RuntimeSection]:
-    problems: list[str] = []
-    try:
-        section = RecoverySection.model_validate(recovery)
-    except ValidationError as error:
-        problems += describe(error)
-    try:
-        runtime_section = RuntimeSection.model_validate(runtime)
-    except ValidationError as error:
-        problems += describe(error)
-    if problems:
-        raise RequestError("\n".join(problems))
-    return section, runtime_section
 
 
 def _parser() -> argparse.ArgumentParser:

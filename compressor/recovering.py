@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
@@ -16,7 +15,14 @@ from compressor.calibration.text import DEMO
 from compressor.calibration.tokenizer import load_tokenizer
 from compressor.checkpoint.config_file import CONFIG_FILE, read_config
 from compressor.checkpoint.fingerprint import weights_sha256
-from compressor.distilling import Trained, TrainingPlan, held_out_figures, plan_training, train_folder
+from compressor.distilling import (
+    Trained,
+    TrainingPlan,
+    held_out_figures,
+    plan_training,
+    refuse_figures_without_evaluation,
+    train_folder,
+)
 from compressor.errors import RequestError
 from compressor.evaluating import resolved_settings
 from compressor.evaluation.measure import Material, compare
@@ -34,7 +40,7 @@ from compressor.progress import StageReporter
 from compressor.recipe import Recipe, RecoverySection, RuntimeSection
 from compressor.recover_checks import open_teacher, read_folder, refuse_other_teacher, refuse_other_tokenizer
 from compressor.recovery_report import training_report
-from compressor.report import EvaluationReport, RecoveryReport, Report
+from compressor.report import EvaluationReport, RecoveryReport, Report, VerificationReport
 from compressor.reporting import CardPlace, card_facts, load_line
 from compressor.verification.run import TRAINED_NOTE, verify_folder
 
@@ -95,6 +101,7 @@ def plan_recovery(request: RecoverRequest) -> RecoverPlan:
     training = plan_training(
         section, old.calibration, configured.architecture, configured.raw_config, tokenizer, runtime.seed
     )
+    refuse_figures_without_evaluation(section, request.evaluate)
     evaluation = None
     if request.evaluate:
         texts = old.evaluation.texts or [DEMO]
@@ -213,8 +220,8 @@ def _report(
     )
 
 
-def _verify(plan: RecoverPlan, folder: Path, reporter: StageReporter) -> Any:
-    tokens = next(iter(plan.training.tokens))[0].tolist()
+def _verify(plan: RecoverPlan, folder: Path, reporter: StageReporter) -> VerificationReport:
+    tokens = plan.training.first_batch[0].tolist()
     with reporter.stage("verifying", 1, "checkpoint") as advance:
         report = verify_folder(folder, plan.student.architecture, plan.device, tokens, None, TRAINED_NOTE)
         advance(1)

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from compressor.calibration.norm_check import refuse_epsilon_near_other_norms
 from compressor.calibration.tokens import TokenBatch, batches
 from compressor.checkpoint.config_file import CONFIG_FILE, dump_config, read_config
-from compressor.checkpoint.headers import read_headers, read_tensor
+from compressor.checkpoint.headers import read_headers
 from compressor.errors import RequestError
 from compressor.evaluation.forward import forward_tokens
 from compressor.export.replacement import replace_tensors
@@ -166,7 +166,7 @@ def _candidate(
         entries = read_headers(folder).entries
         mixers = architecture.mixers(compressed.config, list(entries))
         names = [architecture.output_projection_tensor(mixer) for mixer in mixers]
-        dtypes = {name: read_tensor(entries[name]).dtype for name in names}
+        dtypes = {name: entries[name].torch_dtype for name in names}
         pair = RefitPair(architecture, original, compressed, mixers, dtypes)
         result = refit(pair, fit, held_out, divergence, advance)
         kl_after = result.kl_before if result.kept_old else result.kl_after

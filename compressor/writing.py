@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from compressor.artifacts import Selection, write_json
@@ -15,11 +14,6 @@ from compressor.export.companions import copy_companions
 from compressor.export.weights import OutputTensor, write_weights
 from compressor.preparation import CutPlan, Source
 from compressor.surgery import TensorCut, plan_cuts
-
-_TORCH_DTYPES = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
-    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
-}  # fmt: skip
 
 
 def write_checkpoint(
@@ -52,4 +46,4 @@ def _output_tensor(entry: TensorEntry, cut: TensorCut | None) -> OutputTensor:
         return tensor if cut is None else cut.apply(tensor)
 
     shape = entry.shape if cut is None else cut.shape(entry.shape)
-    return OutputTensor(entry.name, _TORCH_DTYPES[entry.dtype], shape, load)
+    return OutputTensor(entry.name, entry.torch_dtype, shape, load)

@@ -84,7 +84,6 @@ def test_both_norm_epsilons_are_reported_as_runs_of_their_own_find_them(options:
     assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
     configs = [json.loads((tmp_path / name / "config.json").read_text()) for name in ("auto", chosen)]
     assert configs[0] == configs[1]
-    assert Recipe.from_settings({"selection": {"ratio": 0.5, "norm_epsilon": chosen}}).selection.norm_epsilon == chosen
     assert f"norm_epsilon: {chosen}" in (tmp_path / "auto" / "recipe.yaml").read_text()
 
 
@@ -185,8 +184,11 @@ def test_an_interrupted_run_ends_with_the_same_weights(stop: signal.Signals, cut
     assert running.returncode not in (0, 1, 2), output
     assert not (tmp_path / "parts").exists()
     assert list(work.glob("checkpoint-*"))
-    assert main([*words, "--output-dir", str(tmp_path / "parts")]) == 2
-    assert main([*words, "--output-dir", str(tmp_path / "parts"), "--resume"]) == 0
+    words += ["--output-dir", str(tmp_path / "parts")]
+    assert main(words) == 2
+    for other in (["--alpha", "9"], ["--retrieval-share", "0.5", "--sequence-length", "300"], ["--text", "demo"]):
+        assert main([*words, "--resume", *other]) == 2
+    assert main([*words, "--resume", "--checkpoint-every", "4"]) == 0
     one, two = read_weights(tmp_path / "whole"), read_weights(tmp_path / "parts")
     assert all(torch.equal(one[name], two[name]) for name in one)
 
@@ -208,6 +210,10 @@ def test_impossible_requests_are_refused(cut: Path, tmp_path: Path, capsys: pyte
     refused(capsys, [str(cut), *TRAIN, *output, "--text", str(tmp_path / "absent.txt")], "does not exist")
     refused(capsys, [str(cut), *TRAIN, *output, "--sequences", "0", "--alpha", "-1"], "sequences", "alpha")
     refused(capsys, [str(cut), *TRAIN, *output, "--kl-weight", "0"], "nothing is learnt")
+    refused(
+        capsys, [str(cut), *TRAIN, *output, "--evaluate-every", "2", "--no-evaluate"], "evaluate_every 2", "leave one"
+    )
+    refused(capsys, [str(cut), *TRAIN, *output, "--sequence-length", "4096"], "4096", "2048 positions")
     refused(capsys, [str(cut), *TRAIN, "--output-dir", str(cut)], "source folder")
     other = tmp_path / "other"
     shutil.copytree(source, other)

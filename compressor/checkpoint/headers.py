@@ -22,6 +22,10 @@ from compressor.errors import RequestError, RunError
 # safetensors itself takes no longer header.
 _MAX_HEADER_BYTES = 100_000_000
 _LENGTH_BYTES = 8
+_TORCH_DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
 _LFS_START = b"version https://git-lfs"
 
 
@@ -34,6 +38,10 @@ class TensorEntry:
     dtype: str
     shape: tuple[int, ...]
     nbytes: int
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return _TORCH_DTYPES[self.dtype]
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,10 @@ _WEIGHT_SUFFIXES = (
     | {".gguf", ".ggml", ".onnx", ".onnx_data", ".mlmodel", ".engine"}
     | {".pkl", ".pickle", ".joblib", ".tar", ".zip"}
 )
-_WRITTEN_ANEW = frozenset({"config.json", "readme.md", "compression.json", "selection.json", "recipe.yaml"})
-_WRITTEN_ANEW |= {"training.jsonl", "training.png"}
+_WRITTEN_ANEW = frozenset({"config.json", "readme.md", "compression.json", "selection.json", "recipe.yaml"}) | {
+    "training.jsonl",
+    "training.png",
+}
 _OF_TRAINING = frozenset({"trainer_state.json", "zero_to_fp32.py", "latest"})
 _OF_TRAINING_PREFIXES = ("optimizer.", "scheduler.", "training_args.", "rng_state", "events.out.tfevents")
 # transformers would apply the adapter unasked.

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from compressor.checkpoint.headers import TensorEntry, read_headers, read_tensor
+from compressor.checkpoint.headers import TensorEntry, read_headers
 from compressor.errors import RunError
 
 _LENGTH_BYTES = 8
@@ -37,7 +37,7 @@ def replace_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
 def _require_same_kind(folder: Path, name: str, entry: TensorEntry | None, tensor: Tensor) -> None:
     if entry is None:
         raise RunError(f"{folder} has no tensor {name} to replace; it is not the checkpoint that was trained.")
-    shape, dtype = entry.shape, read_tensor(entry).dtype
+    shape, dtype = entry.shape, entry.torch_dtype
     if shape != tuple(tensor.shape) or dtype != tensor.dtype:
         raise RunError(
             f"{folder} has {name} as {list(shape)} of {dtype}, and its new value is {list(tensor.shape)} of "
