@@ -13,7 +13,7 @@ Notation used for tensor shapes:
 
 Logits are products in the dtype of hidden states and head, under autocast in autocast's dtype; softmaxes and sums are
 float32, or float64 where the product is. Where a student is near its teacher, the rounding of bfloat16 logits is most
-of the error of the KL's gradient.
+of the error of the KL's gradient, so GPUs, whose matrix units add in float32, write them in float32.
 """
 
 from __future__ import annotations
@@ -111,7 +111,11 @@ class _Projection:
     def log_probabilities(self, rows: Tensor) -> Tensor:
         """[R, V] in the working dtype."""
         working = torch.promote_types(self.head.dtype, torch.float32)
-        return (self.rows(rows) @ self.head.T).log_softmax(-1, dtype=working)
+        if self.head.device.type == "cuda" and working != self.head.dtype:
+            logits = torch.mm(self.rows(rows), self.head.T, out_dtype=working)
+        else:
+            logits = self.rows(rows) @ self.head.T
+        return logits.log_softmax(-1, dtype=working)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

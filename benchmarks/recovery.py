@@ -1,0 +1,275 @@
+"""What a cut costs, and how much of it the refit and training win back.
+
+    python -m benchmarks.recovery MODEL --ratio 0.5 --training-text train.jsonl \\
+        --text prose.txt docs.txt code.txt --work DIR --output docs/results/recovery-NAME.json \\
+        --variants dense cut scaled refit mixers-4M mixers-4M-from-cut lora-4M control-4M
+
+Each variant is what the product's own commands write, reloaded: `cut` without refit, `scaled` without refit and with
+the norm epsilon scaled, `refit` the default, `mixers-4M` and `lora-4M` the refitted cut after `compress recover` on
+four million tokens, `...-from-cut` the same without the refit. `control-4M` is the model that was not pruned, trained
+by cross-entropy on the same batches with the same settings: what the tokens alone are worth.
+
+Perplexity a token is of `--windows` windows of 2048 tokens a text; KL(dense || variant) in nats a token, of the texts
+and of the prompts; memory is the mean score over single needle, variable tracking, common words and recall,
+teacher-forced, `--samples` prompts each, the same for all variants; differences to dense are paired.
+
+    python -m benchmarks.recovery --results docs/results/recovery-*.json --figure docs/recovery.png
+
+prints and draws results again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import re
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from transformers import PreTrainedModel
+
+from benchmarks.environment import write_result
+from benchmarks.recovery_figure import draw, print_table
+from compressor.calibration.tokenizer import load_tokenizer
+from compressor.checkpoint.config_file import CONFIG_FILE, read_config
+from compressor.distilling import plan_training
+from compressor.evaluation.measure import Material, compare
+from compressor.evaluation.pairing import differences, memory_difference
+from compressor.evaluation.results import collect
+from compressor.export.replacement import replace_tensors
+from compressor.loading import load_model, release_memory, resolve_device, resolve_dtype
+from compressor.material import make_material, plan_evaluation
+from compressor.pipeline import compress
+from compressor.planning import RunOptions
+from compressor.preparation import Source, open_model, open_source
+from compressor.recipe import CalibrationSection, EvaluationSection, Recipe, RecoverySection, RuntimeSection
+from compressor.recovering import RecoverRequest, recover
+from compressor.recovery.student import prepare_student
+from compressor.recovery.training import train
+
+TASKS = ["niah_single_1", "vt", "cwe", "recall"]
+SEQUENCE_LENGTH = 2048
+TRAINED = re.compile(r"(?P<kind>mixers|lora|control)-(?P<millions>[\d.]+)M(-from-(?P<start>cut|scaled|refit))?")
+
+
+@dataclass(frozen=True)
+class Bench:
+    """One model at one ratio, and what it is measured on."""
+
+    source: Source
+    dense: PreTrainedModel
+    material: Material
+    ratio: float
+    arguments: argparse.Namespace
+
+    def folder(self, name: str) -> Path:
+        path: Path = self.arguments.work / f"{self.source.folder.name}-{self.ratio}-{name}"
+        return path
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?")
+    parser.add_argument("--results", type=Path, nargs="*", help="print and draw these result files; measure nothing")
+    parser.add_argument("--ratio", type=float, default=0.5)
+    parser.add_argument("--method", default="drrqr")
+    parser.add_argument("--variants", nargs="+", default=["dense", "cut", "scaled", "refit", "mixers-4M"])
+    parser.add_argument("--training-text", help="of calibration, refit and training; never the text that is measured")
+    parser.add_argument("--text", nargs="+", help="held-out text files")
+    parser.add_argument("--calibration-samples", type=int, default=128)
+    parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="settings of the recovery section")
+    parser.add_argument("--windows", type=int, default=64)
+    parser.add_argument("--samples", type=int, default=512)
+    parser.add_argument("--length", type=int, default=1536, help="tokens of a prompt")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--work", type=Path, default=Path("recovery-work"), help="where checkpoints are put")
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("--figure", type=Path)
+    arguments = parser.parse_args()
+    if arguments.results:
+        rows = [row for file in arguments.results for row in json.loads(file.read_text())["rows"]]
+    else:
+        rows = measure(arguments)
+    print_table(rows)
+    if arguments.figure is not None:
+        draw(rows, arguments.figure)
+
+
+def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """One row a variant; results are written after each."""
+    bench = prepare(arguments)
+    arguments.work.mkdir(parents=True, exist_ok=True)
+    rows: list[dict[str, Any]] = []
+    for name in arguments.variants:
+        start = time.monotonic()
+        model, details = build(bench, name)
+        seconds = time.monotonic() - start
+        rows.append(figures(bench, name, model, details | {"seconds": round(seconds, 1)}))
+        print(json.dumps(rows[-1]), flush=True)
+        del model
+        release_memory(bench.dense.device)
+        settings = {key: value for key, value in vars(arguments).items() if key not in ("results", "figure")}
+        write_result(arguments.output, {"settings": json.loads(json.dumps(settings, default=str)), "rows": rows})
+    return rows
+
+
+def prepare(arguments: argparse.Namespace) -> Bench:
+    source = open_source(open_model(arguments.model, None))
+    device = resolve_device(arguments.device)
+    dtype = resolve_dtype("auto", device, source.architecture)
+    section = EvaluationSection(
+        suite="full", tasks=TASKS, lengths=[arguments.length], samples=arguments.samples, mode="teacher-forced",
+        texts=arguments.text, windows=arguments.windows, window_length=SEQUENCE_LENGTH,
+    )  # fmt: skip
+    tokenizer = load_tokenizer(source.folder, trust_remote_code=False)
+    plan = plan_evaluation(section, source.config, tokenizer, arguments.seed, arguments.text)
+    material = make_material(plan, (), "", lambda prompts: None)
+    dense = load_model(source.architecture, source.folder, source.checkpoint.raw_config, dtype, device)
+    return Bench(source, dense, material, arguments.ratio, arguments)
+
+
+def build(bench: Bench, name: str) -> tuple[PreTrainedModel, dict[str, Any]]:
+    """The variant's model, and what is to be told of it beside its figures."""
+    if name == "dense":
+        return bench.dense, {}
+    if name in ("cut", "scaled", "refit"):
+        return _load(bench, _cut(bench, name)), {}
+    match = TRAINED.fullmatch(name)
+    if match is None:
+        raise SystemExit(f"unknown variant {name!r}; see --help.")
+    section = _recovery_section(bench, match["kind"], float(match["millions"]) * 1e6)
+    if match["kind"] == "control":
+        return _control(bench, section, name)
+    folder = bench.folder(_labelled(bench, name))
+    report = recover(
+        RecoverRequest(
+            folder=_cut(bench, match["start"] or "refit"), teacher=str(bench.source.folder), output_dir=folder,
+            section=section, runtime=_runtime(bench), options=RunOptions(overwrite=True), evaluate=False,
+        )
+    )  # fmt: skip
+    return _load(bench, folder), {"training": _last_step(folder), "timings_s": report.timings_s}
+
+
+def figures(bench: Bench, name: str, model: PreTrainedModel, details: dict[str, Any]) -> dict[str, Any]:
+    """A row: the variant's figures and their paired differences to the dense model's."""
+    tokenizer = load_tokenizer(bench.source.folder, trust_remote_code=False)
+    pair = compare(bench.dense, model, tokenizer, bench.material, lambda tokens: None)
+    before, after = (
+        collect(label, 0, 0, None, each.texts, each.tasks) for label, each in zip(("dense", name), pair, strict=True)
+    )
+    memory = memory_difference(before, after, seen=True)
+    if memory is None:
+        raise ValueError("no task was asked")
+    return {
+        "model": bench.source.folder.name,
+        "ratio": 0.0 if name == "dense" or name.startswith("control") else bench.ratio,
+        "variant": name,
+        "method": bench.arguments.method,
+        "settings": bench.arguments.set,
+        "perplexity": {Path(text.name).stem: text.figures.token_perplexity for text in after.texts},
+        "kl_text": after.kl_text,
+        "kl_prompts": after.kl_prompts,
+        "memory": memory.change.after,
+        "memory_difference": memory.change.difference,
+        "memory_standard_error": memory.change.standard_error,
+        "tasks": {task.task: task.score.mean for task in after.tasks},
+        "differences": [dataclasses.asdict(change) for change in differences(before, after)],
+        **details,
+    }
+
+
+def _cut(bench: Bench, name: str) -> Path:
+    """The folder of the cut, made on first use."""
+    folder = bench.folder(name)
+    if (folder / CONFIG_FILE).exists():
+        return folder
+    arguments = bench.arguments
+    compress(
+        Recipe.from_settings(
+            {
+                "model": str(bench.source.folder),
+                "output_dir": str(folder),
+                "selection": {
+                    "ratio": bench.ratio,
+                    "method": arguments.method,
+                    "norm_epsilon": "scaled" if name == "scaled" else "keep",
+                },
+                "calibration": {"source": arguments.training_text, "samples": arguments.calibration_samples},
+                "runtime": {"device": arguments.device, "seed": arguments.seed},
+                "recovery": {"refit": name == "refit"},
+                "export": {"evaluate": False},
+            }
+        ),
+        RunOptions(overwrite=True),
+    )
+    return folder
+
+
+def _recovery_section(bench: Bench, kind: str, tokens: float) -> RecoverySection:
+    chosen = {name: json.loads(value) for name, _, value in (each.partition("=") for each in bench.arguments.set)}
+    settings = {
+        "sequences": round(tokens / SEQUENCE_LENGTH),
+        "sequence_length": SEQUENCE_LENGTH,
+        "source": bench.arguments.training_text,
+        "trainable": "lora" if kind == "lora" else "mixers",
+        "checkpoint_every": 10**6,
+    }
+    if kind == "control":
+        settings |= {"kl_weight": 0.0, "cross_entropy_weight": 1.0, "matching_weight": 0.0}
+        chosen.pop("matching_weight", None)
+    return RecoverySection(**{**settings, **chosen})
+
+
+def _control(bench: Bench, section: RecoverySection, name: str) -> tuple[PreTrainedModel, dict[str, Any]]:
+    """The model itself, trained by cross-entropy, and written and read as any other."""
+    source, device = bench.source, bench.dense.device
+    tokenizer = load_tokenizer(source.folder, trust_remote_code=False)
+    plan = plan_training(
+        section, CalibrationSection(source=bench.arguments.training_text), source.architecture,
+        source.checkpoint.raw_config, tokenizer, bench.arguments.seed,
+    )  # fmt: skip
+    model = load_model(source.architecture, source.folder, source.checkpoint.raw_config, torch.float32, device)
+    student = prepare_student(source.architecture, model, source.mixers, plan.student)
+    work = bench.folder(_labelled(bench, name))
+    train(
+        model, student.trainable_parameters(), None, source.architecture, source.mixers,
+        lambda step: plan.tokens.after(step).loaded(workers=int(device.type == "cuda")),
+        plan.training, work, False, Accelerator(cpu=device.type == "cpu"), lambda record: None, None,
+        run_key=name, on_note=print,
+    )  # fmt: skip
+    folder = work.with_name(f"{work.name}-model")
+    shutil.copytree(source.folder, folder, dirs_exist_ok=True, copy_function=shutil.copyfile)
+    dtypes = {key: entry.torch_dtype for key, entry in source.checkpoint.index.entries.items()}
+    replace_tensors(folder, student.merged_tensors(dtypes))
+    return _load(bench, folder), {"training": _last_step(work)}
+
+
+def _load(bench: Bench, folder: Path) -> PreTrainedModel:
+    raw_config = read_config(folder / CONFIG_FILE)
+    return load_model(bench.source.architecture, folder, raw_config, bench.dense.dtype, bench.dense.device)
+
+
+def _runtime(bench: Bench) -> RuntimeSection:
+    return RuntimeSection(device=bench.arguments.device, seed=bench.arguments.seed)
+
+
+def _labelled(bench: Bench, name: str) -> str:
+    return "-".join([name, *(re.sub(r"[^\w.=-]", "", each) for each in bench.arguments.set)])
+
+
+def _last_step(folder: Path) -> dict[str, Any]:
+    lines: Sequence[str] = (folder / "training.jsonl").read_text().splitlines()
+    last: dict[str, Any] = json.loads(lines[-1])
+    return last
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+"""Time and memory of a distillation step beside a plain LoRA step of the same model and batch, on random weights.
+
+    python -m benchmarks.recovery_cost --shape qwen3.5-0.8b --output docs/results/recovery_cost.json
+
+Shapes are the published configs'. The student has half the key width. `plain` trains by cross-entropy without a
+teacher, `distilled` by KL with the uncut model as teacher. Median of `--steps` steps after `--warm-up`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import AdamW
+from transformers import AutoConfig, PreTrainedModel
+
+from benchmarks.environment import write_result
+from compressor.architectures.base import Architecture
+from compressor.architectures.registry import find_architecture
+from compressor.loading import release_memory
+from compressor.recovery.objective import HiddenStates, Objective, recomputed_layers
+from compressor.recovery.settings import TrainingSettings
+from compressor.recovery.student import StudentSettings, prepare_student
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "qwen3.5-0.8b": {
+        "model_type": "qwen3_5_text",
+        "architectures": ["Qwen3_5ForCausalLM"],
+        "hidden_size": 1024,
+        "intermediate_size": 3584,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 16,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "vocab_size": 248320,
+        "tie_word_embeddings": True,
+    },
+    "tiny": {
+        "model_type": "qwen3_5_text",
+        "architectures": ["Qwen3_5ForCausalLM"],
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 32,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 32,
+        "linear_value_head_dim": 32,
+        "vocab_size": 1024,
+        "tie_word_embeddings": True,
+    },
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=list(SHAPES), default="qwen3.5-0.8b")
+    parser.add_argument("--batch-size", type=int, default=16)
+    parser.add_argument("--sequence-length", type=int, default=2048)
+    parser.add_argument("--rank", type=int, default=32)
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--warm-up", type=int, default=2)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--output", type=Path)
+    arguments = parser.parse_args()
+    rows = []
+    for checkpointing in (False, True):
+        for kind in ("plain", "distilled"):
+            rows.append(measure(arguments, kind, checkpointing))
+            print(rows[-1], flush=True)
+            settings = {name: value for name, value in vars(arguments).items() if name != "output"}
+            write_result(arguments.output, {"settings": settings, "rows": rows})
+
+
+def measure(arguments: argparse.Namespace, kind: str, checkpointing: bool) -> dict[str, Any]:
+    """Seconds a step and the peak of allocated memory of one variant; memory None on a CPU."""
+    device = torch.device(arguments.device)
+    raw_config = SHAPES[arguments.shape]
+    architecture = find_architecture(raw_config["model_type"])
+    architecture.import_stock_classes()
+    if device.type == "cpu":
+        architecture.enable_cpu_backend()
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    cut = {**raw_config, "linear_key_head_dim": raw_config["linear_key_head_dim"] // 2}
+    student_model = build(architecture, cut, dtype, device)
+    mixers = architecture.mixers(student_model.config, [name for name, _ in student_model.named_parameters()])
+    lora = StudentSettings("lora", arguments.rank, 2.0 * arguments.rank, None, 0)
+    student = prepare_student(architecture, student_model, mixers, lora)
+    trainable = student.trainable_parameters()
+    decoder = architecture.decoder(student_model)
+    teacher = build(architecture, raw_config, dtype, device).eval() if kind == "distilled" else None
+    settings = replace(
+        training_settings(arguments), kl_weight=float(kind == "distilled"),
+        cross_entropy_weight=float(kind == "plain"), gradient_checkpointing=checkpointing,
+    )  # fmt: skip
+    objective = Objective(student_model, HiddenStates(decoder), teacher, architecture, mixers, settings)
+    optimizer = AdamW(trainable.values(), lr=1e-4)
+    ids = torch.randint(
+        0, raw_config["vocab_size"], (arguments.batch_size, arguments.sequence_length),
+        generator=torch.Generator().manual_seed(0),
+    ).to(device)  # fmt: skip
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    if checkpointing:
+        with recomputed_layers(decoder.train()):
+            seconds = [step(objective, optimizer, ids) for _ in range(arguments.warm_up + arguments.steps)]
+    else:
+        seconds = [step(objective, optimizer, ids) for _ in range(arguments.warm_up + arguments.steps)]
+    peak = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else None
+    del student_model, student, decoder, teacher, objective, optimizer, trainable
+    release_memory(device)
+    return {
+        "kind": kind,
+        "gradient_checkpointing": checkpointing,
+        "seconds_per_step": statistics.median(seconds[arguments.warm_up :]),
+        "all_seconds": [round(value, 4) for value in seconds],
+        "peak_gib": peak,
+    }
+
+
+def step(objective: Objective, optimizer: AdamW, ids: Tensor) -> float:
+    started = time.perf_counter()
+    optimizer.zero_grad(set_to_none=True)
+    objective(ids).total.backward()
+    optimizer.step()
+    if ids.is_cuda:
+        torch.cuda.synchronize()
+    return time.perf_counter() - started
+
+
+def build(
+    architecture: Architecture, raw_config: dict[str, Any], dtype: torch.dtype, device: torch.device
+) -> PreTrainedModel:
+    config = AutoConfig.for_model(**raw_config)
+    with device:
+        model = architecture.model_class(raw_config)(config)
+    return model.to(dtype=dtype)
+
+
+def training_settings(arguments: argparse.Namespace) -> TrainingSettings:
+    return TrainingSettings(
+        steps=arguments.steps, batch_size=arguments.batch_size, micro_batch_size=arguments.batch_size,
+        sequence_length=arguments.sequence_length, learning_rate=1e-4, final_learning_rate=1e-5, warmup_share=0.05,
+        weight_decay=0.0, gradient_norm=1.0, kl_weight=1.0, cross_entropy_weight=0.0, temperature=1.0,
+        matching_weight=0.0, checkpoint_every=10**6, evaluate_every=0, gradient_checkpointing=False, seed=0,
+        tracker=None,
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

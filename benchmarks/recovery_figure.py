@@ -1,0 +1,64 @@
+"""The table and the curve of `benchmarks.recovery`'s rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from rich.console import Console
+from rich.table import Table
+
+Row = dict[str, Any]
+
+
+def print_table(rows: Sequence[Row]) -> None:
+    texts = list(dict.fromkeys(name for row in rows for name in row["perplexity"]))
+    columns = ["model", "ratio", "variant", *texts, "KL text", "KL prompts", "memory", "to dense", "s"]
+    table = Table(*columns, *("settings",))
+    for row in rows:
+        error = row["memory_standard_error"]
+        table.add_row(
+            row["model"],
+            f"{row['ratio']:g}",
+            row["variant"],
+            *(f"{row['perplexity'][name]:.2f}" if name in row["perplexity"] else "not measured" for name in texts),
+            f"{row['kl_text']:.4f}",
+            f"{row['kl_prompts']:.4f}",
+            f"{100 * row['memory']:.1f}",
+            f"{100 * row['memory_difference']:+.1f}" + ("" if error is None else f" ± {100 * error:.1f}"),
+            f"{row['seconds']:.0f}",
+            " ".join(row["settings"]),
+        )
+    Console(width=200).print(table)
+
+
+def draw(rows: Sequence[Row], path: Path) -> None:
+    """Perplexity on the first text and memory, by variant, one line a model and ratio."""
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    groups: dict[tuple[str, float], list[Row]] = {}
+    for row in rows:
+        if row["ratio"] > 0:
+            groups.setdefault((row["model"], row["ratio"]), []).append(row)
+    dense = {row["model"]: row for row in rows if row["variant"] == "dense"}
+    figure, axes = plt.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
+    for (model, ratio), members in groups.items():
+        names = [row["variant"] for row in members]
+        text = next(iter(members[0]["perplexity"]))
+        base = dense[model]["perplexity"][text] if model in dense else None
+        if base is not None:
+            values = [100 * (row["perplexity"][text] / base - 1) for row in members]
+            axes[0].plot(names, values, marker="o", label=f"{model} at {ratio:g}")
+        axes[1].plot(names, [100 * row["memory"] for row in members], marker="o", label=f"{model} at {ratio:g}")
+    axes[0].set_ylabel("perplexity on prose above dense, %")
+    axes[1].set_ylabel("memory score")
+    for axis in axes:
+        axis.tick_params(axis="x", rotation=30)
+        axis.grid(alpha=0.3)
+    axes[1].legend(fontsize=8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
