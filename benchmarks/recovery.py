@@ -152,7 +152,7 @@ def build(bench: Bench, name: str) -> tuple[PreTrainedModel, dict[str, Any]]:
     report = recover(
         RecoverRequest(
             folder=_cut(bench, match["start"] or "refit"), teacher=str(bench.source.folder), output_dir=folder,
-            section=section, runtime=_runtime(bench), options=RunOptions(overwrite=True), evaluate=False,
+            section=section, runtime=_runtime(bench), options=RunOptions(overwrite=True), evaluate=False, verify=False,
         )
     )  # fmt: skip
     return _load(bench, folder), {"training": _last_step(folder), "timings_s": report.timings_s}
@@ -205,7 +205,7 @@ def _cut(bench: Bench, name: str) -> Path:
                 "calibration": {"source": arguments.training_text, "samples": arguments.calibration_samples},
                 "runtime": {"device": arguments.device, "seed": arguments.seed},
                 "recovery": {"refit": name == "refit"},
-                "export": {"evaluate": False},
+                "export": {"evaluate": False, "verify": False},
             }
         ),
         RunOptions(overwrite=True),

@@ -146,7 +146,8 @@ def build(
     config = AutoConfig.for_model(**raw_config)
     with device:
         model = architecture.model_class(raw_config)(config)
-    return model.to(dtype=dtype)
+    model.to(dtype)  # type: ignore[arg-type]
+    return model
 
 
 def training_settings(arguments: argparse.Namespace) -> TrainingSettings:
