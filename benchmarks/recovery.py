@@ -10,8 +10,9 @@ four million tokens, `...-from-cut` the same without the refit. `control-4M` is 
 by cross-entropy on the same batches with the same settings: what the tokens alone are worth.
 
 Perplexity a token is of `--windows` windows of 2048 tokens a text; KL(dense || variant) in nats a token, of the texts
-and of the prompts; memory is the mean score over single needle, variable tracking, common words and recall,
-teacher-forced, `--samples` prompts each, the same for all variants; differences to dense are paired.
+and of the prompts. Memory is the mean over single needle, variable tracking, common words and recall, `--samples`
+prompts each, the same for all variants, teacher-forced: of the scores (all or part of the answers, paired difference to
+dense), and of the shares of the answers' tokens that are the most probable ones.
 
     python -m benchmarks.recovery --results docs/results/recovery-*.json --figure docs/recovery.png
 
@@ -85,7 +86,7 @@ def main() -> None:
     parser.add_argument("--text", nargs="+", help="held-out text files")
     parser.add_argument("--calibration-samples", type=int, default=128)
     parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="settings of the recovery section")
-    parser.add_argument("--windows", type=int, default=64)
+    parser.add_argument("--windows", type=int, default=63, help="whole ones: prose has no more")
     parser.add_argument("--samples", type=int, default=512)
     parser.add_argument("--length", type=int, default=1536, help="tokens of a prompt")
     parser.add_argument("--device", default="auto")
@@ -146,9 +147,11 @@ def build(bench: Bench, name: str) -> tuple[PreTrainedModel, dict[str, Any]]:
     if match is None:
         raise SystemExit(f"unknown variant {name!r}; see --help.")
     section = _recovery_section(bench, match["kind"], float(match["millions"]) * 1e6)
+    folder = bench.folder(_labelled(bench, name))
+    if (folder / CONFIG_FILE).exists():  # of an earlier call
+        return _load(bench, folder), {"training": _last_step(folder)}
     if match["kind"] == "control":
         return _control(bench, section, name)
-    folder = bench.folder(_labelled(bench, name))
     report = recover(
         RecoverRequest(
             folder=_cut(bench, match["start"] or "refit"), teacher=str(bench.source.folder), output_dir=folder,
@@ -181,6 +184,8 @@ def figures(bench: Bench, name: str, model: PreTrainedModel, details: dict[str, 
         "memory_difference": memory.change.difference,
         "memory_standard_error": memory.change.standard_error,
         "tasks": {task.task: task.score.mean for task in after.tasks},
+        "memory_tokens": sum(task.token_accuracy.mean for task in after.tasks) / len(after.tasks),
+        "token_accuracy": {task.task: task.token_accuracy.mean for task in after.tasks},
         "differences": [dataclasses.asdict(change) for change in differences(before, after)],
         **details,
     }

@@ -15,8 +15,8 @@ Row = dict[str, Any]
 
 def print_table(rows: Sequence[Row]) -> None:
     texts = list(dict.fromkeys(name for row in rows for name in row["perplexity"]))
-    columns = ["model", "ratio", "variant", *texts, "KL text", "KL prompts", "memory", "to dense", "s"]
-    table = Table(*columns, *("settings",))
+    columns = ["model", "ratio", "variant", *texts, "KL text", "KL prompts", "memory, tokens", "memory", "to dense", "s"]
+    table = Table(*columns, "settings")
     for row in rows:
         error = row["memory_standard_error"]
         table.add_row(
@@ -26,6 +26,7 @@ def print_table(rows: Sequence[Row]) -> None:
             *(f"{row['perplexity'][name]:.2f}" if name in row["perplexity"] else "not measured" for name in texts),
             f"{row['kl_text']:.4f}",
             f"{row['kl_prompts']:.4f}",
+            f"{100 * row['memory_tokens']:.1f}",
             f"{100 * row['memory']:.1f}",
             f"{100 * row['memory_difference']:+.1f}" + ("" if error is None else f" ± {100 * error:.1f}"),
             f"{row['seconds']:.0f}",
@@ -52,9 +53,9 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         if base is not None:
             values = [100 * (row["perplexity"][text] / base - 1) for row in members]
             axes[0].plot(names, values, marker="o", label=f"{model} at {ratio:g}")
-        axes[1].plot(names, [100 * row["memory"] for row in members], marker="o", label=f"{model} at {ratio:g}")
+        axes[1].plot(names, [100 * row["memory_tokens"] for row in members], marker="o", label=f"{model} at {ratio:g}")
     axes[0].set_ylabel("perplexity on prose above dense, %")
-    axes[1].set_ylabel("memory score")
+    axes[1].set_ylabel("memory, % of answer tokens")
     for axis in axes:
         axis.tick_params(axis="x", rotation=30)
         axis.grid(alpha=0.3)

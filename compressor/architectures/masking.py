@@ -1,4 +1,4 @@
-"""The unpruned model made to act as the pruned one: the exact oracle of surgery."""
+"""Taps that change what a recurrence computes with: zeroed and padded channels, a scaled output."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from compressor.architectures.base import RecurrenceTap
 
 
 class MaskedChannels(RecurrenceTap):
-    """Zeroes the dropped key/query channels before any normalisation.
+    """Zeroes the dropped key/query channels before any normalisation: the exact oracle of surgery.
 
     Stock kernels scale queries by width**-0.5, so a model cut from d_k to k channels multiplies
     every mixer output by sqrt(d_k / k). `output_scale` applies that factor; it is 1.0 when the
@@ -43,6 +44,26 @@ class MaskedChannels(RecurrenceTap):
 def _channel_mask(indices: Tensor, head_k_dim: int) -> Tensor:
     mask = torch.zeros(indices.shape[0], head_k_dim)
     return mask.scatter_(1, indices, 1.0)
+
+
+class PaddedChannels(RecurrenceTap):
+    """Runs the recurrence at `width` channels, those beyond the model's own being zero: the outputs stay what they were.
+
+    Zeros change no norm and no inner product, and what the stock kernels' scale of width**-0.5 loses is given back.
+    """
+
+    def __init__(self, head_k_dim: int, width: int) -> None:
+        self._missing = width - head_k_dim
+        self._factor = (width / head_k_dim) ** 0.5
+
+    def on_query(self, layer: int, query: Tensor) -> Tensor:
+        return pad(query, (0, self._missing))
+
+    def on_key(self, layer: int, key: Tensor) -> Tensor:
+        return pad(key, (0, self._missing))
+
+    def on_output(self, layer: int, output: Tensor) -> Tensor:
+        return output * self._factor
 
 
 class ScaledOutput(RecurrenceTap):

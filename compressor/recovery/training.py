@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 from compressor.architectures.base import Architecture, Mixer
 from compressor.errors import RequestError
 from compressor.recovery.checkpoints import checkpoints_in, newest_checkpoint, settle_leftovers
+from compressor.recovery.kernel_width import at_trusted_width
 from compressor.recovery.log import StepRecord
 from compressor.recovery.loop import Batches, Evaluate, TrainingLoop
 from compressor.recovery.objective import HiddenStates, Objective, recomputed_layers
@@ -100,7 +101,11 @@ def train(
         evaluate=evaluate,
         record=record,
     )
-    with tracked(accelerator, settings.tracker, asdict(settings)), _prepared(student_model, decoder, teacher, settings):
+    with (
+        tracked(accelerator, settings.tracker, asdict(settings)),
+        _prepared(student_model, decoder, teacher, settings),
+        at_trusted_width(architecture, student_model, mixers, student_model.device),
+    ):
         last = loop.run()
     return TrainingResult(0 if record is None else record.step, last, loop.evaluations, loop.log.path)
 
