@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from compressor.calibration.tokens import PackedTokens, token_sha256
 from compressor.errors import RequestError
 from compressor.evaluation.prompt_sets import minimum_lengths
-from compressor.evaluation.prompt_tokens import encode_prompts, token_counter
+from compressor.evaluation.prompt_tokens import TokenCounter, encode_prompts
 from compressor.prompts.base import Task
 from compressor.prompts.registry import UNSEEN, find_task, generate_prompts, task_names
 from compressor.tokenization import require_embedding
@@ -145,7 +145,7 @@ def _prompts(
     task: Task, length: int, tokenizer: PreTrainedTokenizerBase, vocab_size: int, draws: random.Random
 ) -> Iterator[list[int]]:
     """Token ids of prompts with their completions, without end."""
-    count_tokens = token_counter(tokenizer)
+    count_tokens = TokenCounter(tokenizer)
     while True:
         seed = draws.getrandbits(63)
         prompts = generate_prompts(task, _PROMPTS_AT_ONCE, length, count_tokens, seed, "calibration")

@@ -18,7 +18,7 @@ from compressor.cli import main
 from compressor.demo import calibration_text_path
 from compressor.errors import RequestError
 from compressor.evaluation.prompt_sets import make_prompt_sets, minimum_lengths
-from compressor.evaluation.prompt_tokens import token_counter
+from compressor.evaluation.prompt_tokens import TokenCounter
 from compressor.prompts.base import Prompt
 from compressor.prompts.registry import UNSEEN, find_task, task_names
 from compressor.retrieval_tokens import RetrievalTokens, calibration_forms, retrieval_sequences
@@ -218,7 +218,7 @@ def test_a_sequence_that_no_form_fits_is_refused(
     least = int(stated.group(1))
     assert least == int(stated.group(2))
     assert main([*words, "0"]) == 0
-    count_tokens = token_counter(tokenizer)
+    count_tokens = TokenCounter(tokenizer)
     assert least == min(find_task(name).minimum_length(count_tokens) for name in CALIBRATION_FORMS)
     assert len(retrieval_sequences(tokenizer, VOCAB_SIZE, 2, least, 0).tasks) == 1
     with pytest.raises(RequestError, match=f"--sequence-length {least - 1} is too short"):

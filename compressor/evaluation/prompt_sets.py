@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from transformers import PreTrainedTokenizerBase
 
 from compressor.errors import RequestError
-from compressor.evaluation.prompt_tokens import PromptTokens, encode_prompts, token_counter
+from compressor.evaluation.prompt_tokens import PromptTokens, TokenCounter, encode_prompts
 from compressor.prompts.base import Prompt, Task
 from compressor.prompts.registry import UNSEEN, generate_prompts
 
@@ -57,7 +57,7 @@ def make_prompt_sets(
     Raises:
         RequestError: a length shorter than a form needs, no samples, or a tokenizer without tokens for them.
     """
-    count_tokens = token_counter(tokenizer)
+    count_tokens = TokenCounter(tokenizer)
     check_lengths(tasks, lengths, tokenizer)
     sets = []
     for length in lengths:
@@ -90,7 +90,7 @@ def minimum_lengths(tasks: Sequence[Task], tokenizer: PreTrainedTokenizerBase) -
     Raises:
         RequestError: the tokenizer gives no tokens.
     """
-    count_tokens = token_counter(tokenizer)
+    count_tokens = TokenCounter(tokenizer)
     if count_tokens("The grass is green.") <= count_tokens(""):
         raise RequestError("the tokenizer gives no tokens for a sentence; name a model whose tokenizer is complete.")
     return [(task, task.minimum_length(count_tokens)) for task in tasks]

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from compressor.errors import RequestError
 from compressor.evaluation.token_spans import token_span
-from compressor.prompts.base import CountTokens, Prompt
+from compressor.prompts.base import CountsTogether, Prompt
 from compressor.tokenization import (
     EncodedText,
     Span,
@@ -63,15 +63,15 @@ def encode_prompts(
     return encoded
 
 
-def token_counter(tokenizer: PreTrainedTokenizerBase) -> CountTokens:
+class TokenCounter(CountsTogether):
     """Counts the tokens that `encode_prompts` makes of a prompt's text."""
-    prefix = special_prefix(tokenizer)
 
-    def count_tokens(text: str) -> int:
-        (encoded,) = encode_texts(tokenizer, [text])
-        return len(with_prefix(encoded.ids, prefix))
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+        self._prefix = special_prefix(tokenizer)
 
-    return count_tokens
+    def many(self, texts: Sequence[str]) -> list[int]:
+        return [len(with_prefix(encoded.ids, self._prefix)) for encoded in encode_texts(self._tokenizer, texts)]
 
 
 def _encode_group(

@@ -4,12 +4,31 @@ from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 CountTokens = Callable[[str], int]
 """Tokens that the model reads for a text, those that its tokenizer puts in front included."""
+
+
+class CountsTogether(ABC):
+    """A `CountTokens` that takes less time for many texts at once."""
+
+    def __call__(self, text: str) -> int:
+        return self.many([text])[0]
+
+    @abstractmethod
+    def many(self, texts: Sequence[str]) -> list[int]:
+        """The tokens of each text."""
+
+
+def count_all(count_tokens: CountTokens, texts: Sequence[str]) -> list[int]:
+    """The tokens of each text."""
+    if isinstance(count_tokens, CountsTogether):
+        return count_tokens.many(texts)
+    return [count_tokens(text) for text in texts]
+
 
 Split = Literal["evaluation", "calibration"]
 """Words, keys and haystacks of the two never meet."""

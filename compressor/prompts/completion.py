@@ -17,7 +17,7 @@ from typing import Any
 
 from compressor.errors import RequestError
 from compressor.prompts.base import CountTokens, Prompt, Split, Task
-from compressor.prompts.sizing import Draft, SizedTask, fit, too_short
+from compressor.prompts.sizing import Draft, Search, SizedTask, answered, begin_search, too_short
 
 NAME = "completion"
 TOKENS_TO_GENERATE = 48
@@ -78,18 +78,19 @@ class CompletionTask(SizedTask):
             RequestError: `split` is calibration, or no passage fits the length.
         """
         _require_evaluation(split)
-        prompts: list[Prompt] = []
-        while len(prompts) < count:
-            before = len(prompts)
+        searches: list[Search] = []
+        while len(searches) < count:
+            before = len(searches)
             for passage in generator.sample(self.passages, len(self.passages)):
-                prompt = fit(self._draft(passage, generator), count_tokens, length - self.tokens_to_generate)
-                if prompt is not None:
-                    prompts.append(prompt)
-                if len(prompts) == count:
+                draft = self._draft(passage, generator)
+                search = begin_search(draft, count_tokens, length - self.tokens_to_generate)
+                if search is not None:
+                    searches.append(search)
+                if len(searches) == count:
                     break
-            if len(prompts) == before:
+            if len(searches) == before:
                 raise too_short(self, length, self.minimum_length(count_tokens))
-        return tuple(prompts)
+        return tuple(answered(searches, count_tokens))
 
     def _draft(self, passage: Passage, generator: random.Random) -> Draft:
         value = passage.value.lower()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 
 from compressor.errors import RequestError
-from compressor.prompts.base import CountTokens, Prompt, Split, Task
+from compressor.prompts.base import CountTokens, Prompt, Split, Task, count_all
 
 _SLACK = 0.01
 """Share of the length that a prompt may fall short of it, if that is more than one unit."""
@@ -16,6 +16,9 @@ _ESTIMATES = 4
 """Guesses from the tokens of a unit before the search halves its interval instead."""
 _MINIMUM_DRAWS = 32
 _REDRAWS = 64
+
+Search = Generator[str, int, Prompt]
+"""Asks for the tokens of one text after the other, and ends with a prompt."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +53,25 @@ class SizedTask(Task):
         Raises:
             RequestError: 64 draws of the smallest form were all longer than `length`.
         """
+        return self.sample(1, length, count_tokens, generator, split)[0]
+
+    def sample(
+        self, count: int, length: int, count_tokens: CountTokens, generator: random.Random, split: Split
+    ) -> tuple[Prompt, ...]:
+        """See `Task.sample`; the sizes of all prompts are searched together.
+
+        Raises:
+            RequestError: as `generate`.
+        """
+        searches = [self._search(length, count_tokens, generator, split) for _ in range(count)]
+        return tuple(answered(searches, count_tokens))
+
+    def _search(self, length: int, count_tokens: CountTokens, generator: random.Random, split: Split) -> Search:
         for _ in range(_REDRAWS):
             draft = self.draft(length, count_tokens, generator, split)
-            prompt = fit(draft, count_tokens, length - self.tokens_to_generate)
-            if prompt is not None:
-                return prompt
+            search = begin_search(draft, count_tokens, length - self.tokens_to_generate)
+            if search is not None:
+                return search
         raise too_short(self, length, self.minimum_length(count_tokens))
 
 
@@ -68,17 +85,47 @@ def too_short(task: Task, length: int, minimum: int) -> RequestError:
 def fit(draft: Draft, count_tokens: CountTokens, budget: int) -> Prompt | None:
     """The largest prompt of at most `budget` tokens, to within one unit or 1%; None if the smallest is longer.
 
-    Two short texts give the tokens of a unit, and each pass over a whole prompt corrects the estimate. Between the
-    largest size known to fit and the smallest known not to, the search always ends.
-
     Raises:
         RequestError: a longer text has no more tokens.
     """
+    search = begin_search(draft, count_tokens, budget)
+    return None if search is None else answered([search], count_tokens)[0]
+
+
+def begin_search(draft: Draft, count_tokens: CountTokens, budget: int) -> Search | None:
+    """The search for the prompt that `fit` gives; None if the smallest is too long."""
+    fixed = count_tokens(draft.build(draft.minimum).text)
+    return None if fixed > budget else _search(draft, fixed, budget)
+
+
+def answered(searches: Sequence[Search], count_tokens: CountTokens) -> list[Prompt]:
+    """What each search finds. The texts that they ask for are counted together, so that tokenizers can share the work.
+
+    Raises:
+        RequestError: as `fit`.
+    """
+    found: dict[int, Prompt] = {}
+    asked = {number: next(search) for number, search in enumerate(searches)}
+    while asked:
+        counts = count_all(count_tokens, list(asked.values()))
+        for number, tokens in zip(list(asked), counts, strict=True):
+            try:
+                asked[number] = searches[number].send(tokens)
+            except StopIteration as end:
+                found[number] = end.value
+                del asked[number]
+    return [found[number] for number in range(len(searches))]
+
+
+def _search(draft: Draft, fixed: int, budget: int) -> Search:
+    """`fixed` are the tokens of the smallest prompt.
+
+    Two short texts give the tokens of a unit, and each pass over a whole prompt corrects the estimate. Between the
+    largest size known to fit and the smallest known not to, the search always ends.
+    """
     fitting, best = draft.minimum, draft.build(draft.minimum)
-    tokens = fixed = count_tokens(best.text)
-    if fixed > budget:
-        return None
-    probe = count_tokens(draft.build(fitting + draft.probe).text)
+    tokens = fixed
+    probe = yield draft.build(fitting + draft.probe).text
     if probe <= fixed:
         raise _truncated(fixed, budget)
     unit = (probe - fixed) / draft.probe
@@ -93,7 +140,7 @@ def fit(draft: Draft, count_tokens: CountTokens, budget: int) -> Prompt | None:
         if units == fitting:
             return best
         prompt, before = draft.build(units), tokens
-        tokens = count_tokens(prompt.text)
+        tokens = yield prompt.text
         if tokens > budget:
             too_large = units
         elif too_large is None and tokens <= before and units - fitting >= draft.probe:

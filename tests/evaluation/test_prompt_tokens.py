@@ -10,7 +10,7 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, pr
 from transformers import AutoTokenizer, PreTrainedTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from compressor.errors import RequestError
-from compressor.evaluation.prompt_tokens import encode_prompts, token_counter
+from compressor.evaluation.prompt_tokens import TokenCounter, encode_prompts
 from compressor.prompts.base import Prompt
 from compressor.tokenization import special_prefix
 from tests.calibration.tiny_tokenizers import BOS, EOS, ids, trained_tokenizer, word_tokenizer
@@ -62,7 +62,7 @@ def test_tokens_are_those_of_the_whole_text(kind: str, prompt: Prompt) -> None:
     (encoded,) = encode_prompts(tokenizer, [prompt], 1000)
     assert encoded.prompt.tolist() == tokenizer(prompt.text)["input_ids"]
     assert encoded.whole.tolist() == tokenizer(prompt.text + prompt.completion)["input_ids"]
-    assert token_counter(tokenizer)(prompt.text) == len(encoded.prompt)
+    assert TokenCounter(tokenizer)(prompt.text) == len(encoded.prompt)
 
 
 @pytest.mark.parametrize("kind", ["byte", "metaspace", "prepend", "slow"])

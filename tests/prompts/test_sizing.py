@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer
 
 from compressor.errors import RequestError
-from compressor.prompts.base import Prompt
+from compressor.prompts.base import CountsTogether, Prompt
 from compressor.prompts.registry import find_task, generate_prompts, task_names
 from compressor.prompts.sizing import Draft, fit
 from tests.prompts.lm_eval_ruler import count_tokens
@@ -42,6 +42,25 @@ def test_every_form_can_be_generated_at_its_minimum_length_and_not_below(task: s
         assert count_tokens(prompt.text) + form.tokens_to_generate <= minimum
     with pytest.raises(RequestError, match=f"length {minimum - 1}: a prompt of {task} .* at least {minimum} tokens"):
         generate_prompts(form, 1, minimum - 1, count_tokens, 3, "evaluation")
+
+
+class Together(CountsTogether):
+    """Notes how many texts each call counts."""
+
+    def __init__(self) -> None:
+        self.calls: list[int] = []
+
+    def many(self, texts: Sequence[str]) -> list[int]:
+        self.calls.append(len(texts))
+        return [count_tokens(text) for text in texts]
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_prompts_are_sized_together_and_are_those_of_one_by_one(task: str) -> None:
+    together = Together()
+    prompts = generate_prompts(find_task(task), 8, 1200, together, 0, "evaluation")
+    assert prompts == generate_prompts(find_task(task), 8, 1200, count_tokens, 0, "evaluation")
+    assert together.calls.count(8) >= 1
 
 
 def test_a_whole_prompt_is_counted_few_times(demo_model: Path) -> None:

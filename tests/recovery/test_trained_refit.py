@@ -16,7 +16,7 @@ from compressor.calibration.tokenizer import load_tokenizer
 from compressor.calibration.tokens import TokenBatch, batches, pack_tokens, pad_batch
 from compressor.checkpoint.config_file import CONFIG_FILE, read_config
 from compressor.evaluation.forward import forward_tokens
-from compressor.evaluation.prompt_tokens import encode_prompts, token_counter
+from compressor.evaluation.prompt_tokens import TokenCounter, encode_prompts
 from compressor.loading import load_model
 from compressor.preparation import Source, open_model, open_source, plan_cut
 from compressor.prompts.registry import find_task, generate_prompts
@@ -44,7 +44,7 @@ class Material:
 def prompts(source: Source, count: int, seed: int) -> list[Tensor]:
     tokenizer = load_tokenizer(source.folder, trust_remote_code=False)
     forms = [find_task(name) for name in ("niah_single_1", "niah_word")]
-    made = [generate_prompts(form, count, LENGTH, token_counter(tokenizer), seed, "calibration") for form in forms]
+    made = [generate_prompts(form, count, LENGTH, TokenCounter(tokenizer), seed, "calibration") for form in forms]
     encoded = encode_prompts(tokenizer, [prompt for group in made for prompt in group], source.config.vocab_size)
     return [tokens.whole for tokens in encoded]
 
