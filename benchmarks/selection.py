@@ -1,8 +1,9 @@
-"""Time of strong RRQR selection over all heads of a model, on ordinary and on hard Gram matrices.
+"""Time of selection over all heads of a model: of every method, and of strong RRQR on hard Gram matrices.
 
     python -m benchmarks.selection --output selection.json
 
-Prints a table; `--output` also writes every repetition with hardware, versions and commit as JSON.
+What the methods read is made up; the passes that collect it are not timed. Prints two tables; `--output` also writes
+every repetition with hardware, versions and commit as JSON.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -17,8 +19,11 @@ import torch
 from torch import Tensor
 
 from benchmarks.environment import write_result
+from compressor.selection.base import HeadStatistics
+from compressor.selection.registry import build_selector
 from compressor.selection.rrqr import strong_rrqr
 
+METHODS = ("drrqr", "l1", "energy", "s-wanda", "gradient", "random")
 Case = tuple[str, Tensor, float]
 
 
@@ -38,7 +43,9 @@ def main() -> None:
             f"{name:<24}{f:>5g}{result['seconds_median']:>10.3f}{result['certified']:>12}{result['max_rho']:>10.4f}"
             f"{result['swaps']:>8}{result['rank_deficient']:>13}"
         )
-    write_result(arguments.output, {"settings": {**settings(arguments), "keep": keep}, "results": results})
+    methods = time_methods(arguments, keep)
+    result = {"settings": {**settings(arguments), "keep": keep}, "results": results, "methods": methods}
+    write_result(arguments.output, result)
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -57,11 +64,7 @@ def parse_arguments() -> argparse.Namespace:
 def measure(name: str, grams: Tensor, keep: int, f: float, repetitions: int) -> dict[str, object]:
     """Selection of every head, after one run to warm up; strong_rrqr raises when a head cannot be certified."""
     diagnostics = strong_rrqr(grams, keep, f).diagnostics
-    seconds = []
-    for _ in range(repetitions):
-        start = time.perf_counter()
-        strong_rrqr(grams, keep, f)
-        seconds.append(time.perf_counter() - start)
+    seconds = repeated(lambda: strong_rrqr(grams, keep, f), repetitions)
     return {
         "name": name,
         "f": f,
@@ -73,6 +76,57 @@ def measure(name: str, grams: Tensor, keep: int, f: float, repetitions: int) -> 
         "swaps_of_one_head": int(diagnostics.swaps.max()),
         "rank_deficient": int(diagnostics.rank_deficient.sum()),
     }
+
+
+def repeated(work: Callable[[], object], repetitions: int) -> list[float]:
+    """Seconds of each repetition."""
+    seconds = []
+    for _ in range(repetitions):
+        start = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - start)
+    return seconds
+
+
+def time_methods(arguments: argparse.Namespace, keep: int) -> list[dict[str, object]]:
+    """Every method on the same made-up statistics."""
+    statistics = made_up_statistics(arguments.heads, arguments.width, arguments.seed)
+    results: list[dict[str, object]] = []
+    print(f"{'method':<24}{'seconds':>10}")
+    for method in METHODS:
+        selector = build_selector(method, "qk", arguments.f)
+        generator = torch.Generator().manual_seed(arguments.seed)
+        selector.select(statistics, keep, generator)
+        seconds = repeated(partial(selector.select, statistics, keep, generator), arguments.repetitions)
+        results.append({"method": method, "seconds": seconds, "seconds_median": median(seconds)})
+        print(f"{method:<24}{median(seconds):>10.3f}")
+    return results
+
+
+def made_up_statistics(heads: int, width: int, seed: int) -> HeadStatistics:
+    """Gram matrices of correlated activations, and a random score of every channel for each kind of score."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def gaussian(rows: int, columns: int) -> Tensor:
+        return torch.randn(heads, rows, columns, generator=generator, dtype=torch.float64)
+
+    def scores() -> Tensor:
+        return torch.rand(heads, width, generator=generator, dtype=torch.float64)
+
+    grams = [matrices.mT @ matrices for matrices in (correlated(gaussian, width), correlated(gaussian, width))]
+    return HeadStatistics(
+        gram_q=grams[0],
+        gram_k=grams[1],
+        weight_l1_q=scores(),
+        weight_l1_k=scores(),
+        tokens=4 * width,
+        energy_q=scores(),
+        energy_k=scores(),
+        wanda_q=scores(),
+        wanda_k=scores(),
+        gradient_q=scores(),
+        gradient_k=scores(),
+    )
 
 
 def cases(heads: int, width: int, f: float, seed: int) -> list[Case]:

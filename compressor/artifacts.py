@@ -22,21 +22,51 @@ SELECTION_SCHEMA = 1
 
 @dataclass(frozen=True)
 class CalibrationProgress:
-    """Sums over the first `batches` batches: grams float64 [2, L, H_k, d_k, d_k], tokens int64 [2, L]."""
+    """Sums over the first `batches` batches, of queries first and of keys.
+
+    grams: float64 [2, L, H_k, d_k, d_k]; tokens: int64 [2, L]; and, where they were asked for, energies: float64
+    [2, L, H_k, d_k], input_squares: float64 [2, L, inputs].
+    """
 
     batches: int
     grams: Tensor
     tokens: Tensor
+    energies: Tensor | None = None
+    input_squares: Tensor | None = None
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The sums that there are, by name."""
+        sums = {
+            "grams": self.grams,
+            "tokens": self.tokens,
+            "energies": self.energies,
+            "input_squares": self.input_squares,
+        }
+        return {name: tensor for name, tensor in sums.items() if tensor is not None}
 
 
 @dataclass(frozen=True)
 class CalibrationStatistics:
-    """Second moments of all key heads: gram_q and gram_k are float64 [L, H_k, d_k, d_k]."""
+    """What calibration has summed of all key heads, over `tokens` tokens.
+
+    gram_q, gram_k: float64 [L, H_k, d_k, d_k], second moments of the activations.
+
+    What not every method reads is None where it was not asked for:
+    energy_q, energy_k: float64 [L, H_k, d_k], of activations scaled to an L2 norm of 1 a token and head.
+    input_squares_q, input_squares_k: float64 [L, inputs], sums of squares of what the projections read.
+    gradient_q, gradient_k: float64 [L, H_k, d_k], sums of |W dL/dW| over the weights that make a channel.
+    """
 
     layers: tuple[int, ...]
     gram_q: Tensor
     gram_k: Tensor
     tokens: int
+    energy_q: Tensor | None = None
+    energy_k: Tensor | None = None
+    input_squares_q: Tensor | None = None
+    input_squares_k: Tensor | None = None
+    gradient_q: Tensor | None = None
+    gradient_k: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -74,7 +104,7 @@ class ProgressFile:
         """Replace the file in one step, so that a kill leaves the old or the new one."""
         temporary = self.path.with_suffix(".partial")
         metadata = {"key": self.key, "batches": str(progress.batches), "format": "pt"}
-        tensors = {"grams": progress.grams.cpu(), "tokens": progress.tokens}
+        tensors = {name: tensor.cpu() for name, tensor in progress.tensors().items()}
         save_file(tensors, temporary, metadata=metadata)
         temporary.replace(self.path)
 
@@ -87,8 +117,13 @@ class ProgressFile:
                 metadata = file.metadata() or {}
                 if metadata.get("key") != self.key:
                     return None, f"{self.path} belongs to another model, seed or calibration (hash differs): not used"
+                sums = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (no mapping)
                 progress = CalibrationProgress(
-                    int(metadata["batches"]), file.get_tensor("grams"), file.get_tensor("tokens")
+                    batches=int(metadata["batches"]),
+                    grams=sums["grams"],
+                    tokens=sums["tokens"],
+                    energies=sums.get("energies"),
+                    input_squares=sums.get("input_squares"),
                 )
         except (SafetensorError, OSError, KeyError, ValueError) as error:
             return None, f"{self.path} cannot be read ({error}): calibrating again"

@@ -20,16 +20,23 @@ from compressor.calibration.tokens import token_sha256
 from compressor.checkpoint.config_file import CONFIG_FILE, dump_config, read_config
 from compressor.checkpoint.headers import read_headers
 from compressor.context_length import refuse_sequences_beyond
+from compressor.data_parallel import Processes
 from compressor.errors import RequestError
 from compressor.evaluation.measure import Material, measure
 from compressor.export.replacement import replace_tensors
 from compressor.loading import build_skeleton, load_model
-from compressor.progress import StageReporter
+from compressor.progress import Advance, StageReporter
 from compressor.recipe import CalibrationSection, RecoverySection
 from compressor.recovery.log import StepRecord, draw_curve
 from compressor.recovery.settings import TrainingSettings
-from compressor.recovery.student import StudentSettings, StudentSummary, check_student_settings, prepare_student
-from compressor.recovery.training import train
+from compressor.recovery.student import (
+    Student,
+    StudentSettings,
+    StudentSummary,
+    check_student_settings,
+    prepare_student,
+)
+from compressor.recovery.training import TrainingResult, train
 from compressor.retrieval_tokens import calibration_forms
 from compressor.training_tokens import TrainingTokens
 
@@ -146,39 +153,44 @@ def _check_student(
     return decoder
 
 
+@dataclass(frozen=True, slots=True)
+class TrainingFolders:
+    """`checkpoint` is trained in place; `work` holds what a resumed run goes on from; `adapter` takes the adapter
+    before it is merged, where one is to be saved."""
+
+    checkpoint: Path
+    work: Path
+    adapter: Path | None
+
+
 def train_folder(
     plan: TrainingPlan,
     architecture: Architecture,
     teacher: PreTrainedModel,
-    folder: Path,
-    work_folder: Path,
+    folders: TrainingFolders,
     run_key: str,
     resume: bool,
     evaluate: Figures | None,
+    processes: Processes,
     reporter: StageReporter,
 ) -> Trained:
-    """Train the checkpoint in `folder` and replace its tensors; `training.jsonl` and the curve are put beside them.
+    """Train a checkpoint and replace its tensors; `training.jsonl` and the curve are put beside them.
 
-    `teacher` gives the device. The student is loaded in float32, and computes in bfloat16 on a GPU. With `resume` the
-    newest checkpoint in `work_folder` is gone on from.
+    Every process trains, and the main one writes. `teacher` gives the device. The student is loaded in float32, and
+    computes in bfloat16 on a GPU. With `resume` the newest checkpoint in the work folder is gone on from.
 
     Raises:
         RequestError, RunError: see `compressor.recovery.training.train`.
     """
-    device = teacher.device
+    device, folder = teacher.device, folders.checkpoint
     model = load_model(architecture, folder, read_config(folder / CONFIG_FILE), torch.float32, device)
     entries = read_headers(folder).entries
     mixers = architecture.mixers(model.config, list(entries))
     student = prepare_student(architecture, model, mixers, plan.student)
-    accelerator = Accelerator(cpu=device.type == "cpu", log_with=plan.section.tracker, project_dir=str(work_folder))
+    accelerator = Accelerator(cpu=device.type == "cpu", log_with=plan.section.tracker, project_dir=str(folders.work))
+    # The gradients of the first step would wait for a process that is still loading, and with a limit.
+    processes.wait_for_all()
     with reporter.stage("training", plan.training.steps * plan.section.batch_size, "sequences") as advance:
-
-        def on_step(record: StepRecord) -> None:
-            advance(plan.section.batch_size)
-            if record.step % max(1, plan.training.steps // 20) == 0:
-                rate = f"{record.tokens_per_second:,.0f} tokens/s"
-                reporter.say(f"step {record.step:,}: loss {record.loss:.4f}, KL {record.kl:.4f}, {rate}")
-
         result = train(
             model,
             student.trainable_parameters(),
@@ -187,18 +199,37 @@ def train_folder(
             mixers,
             lambda step: plan.tokens.after(step).loaded(workers=int(device.type == "cuda")),
             plan.training,
-            work_folder,
+            folders.work,
             resume,
             accelerator,
-            on_step,
+            _on_step(plan, advance, reporter),
             None if evaluate is None else lambda step: evaluate(model),
             run_key=run_key,
             on_note=reporter.say,
         )
-    replace_tensors(folder, student.merged_tensors({name: entry.torch_dtype for name, entry in entries.items()}))
+    if processes.is_main:
+        _write_trained(student, result, folders)
+    return Trained(student.summary(), result.last, plan.training.steps, result.resumed_step)
+
+
+def _on_step(plan: TrainingPlan, advance: Advance, reporter: StageReporter) -> Callable[[StepRecord], None]:
+    def on_step(record: StepRecord) -> None:
+        advance(plan.section.batch_size)
+        if record.step % max(1, plan.training.steps // 20) == 0:
+            rate = f"{record.tokens_per_second:,.0f} tokens/s"
+            reporter.say(f"step {record.step:,}: loss {record.loss:.4f}, KL {record.kl:.4f}, {rate}")
+
+    return on_step
+
+
+def _write_trained(student: Student, result: TrainingResult, folders: TrainingFolders) -> None:
+    folder = folders.checkpoint
+    dtypes = {name: entry.torch_dtype for name, entry in read_headers(folder).entries.items()}
+    replace_tensors(folder, student.merged_tensors(dtypes))
     (folder / result.log.name).write_bytes(result.log.read_bytes())
     draw_curve(result.log, folder / CURVE_FILE)
-    return Trained(student.summary(), result.last, plan.training.steps, result.resumed_step)
+    if folders.adapter is not None:
+        student.save_adapter(folders.adapter)
 
 
 def _open_text(section: RecoverySection, calibration: CalibrationSection) -> DocumentStream:

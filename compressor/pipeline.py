@@ -7,33 +7,36 @@ import json
 import shutil
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 from transformers import PreTrainedModel
 
+from compressor.adapter_output import describe_adapter, staged_adapter
 from compressor.artifacts import CalibrationProgress, CalibrationStatistics, ProgressFile, write_json
 from compressor.calibration.run import calibrate
 from compressor.calibration.tokens import PackedTokens, TokenBatch, batches
 from compressor.checkpoint.fingerprint import weights_sha256
-from compressor.distilling import Trained, held_out_figures, train_folder
+from compressor.cutting import WrittenCut, write_cut
+from compressor.data_parallel import Processes, join_processes
+from compressor.distilling import Trained, TrainingFolders, held_out_figures, train_folder
 from compressor.evaluation.measure import Material
 from compressor.export.disk import translate_write_errors
 from compressor.export.model_card import render_model_card
-from compressor.export.sizes import parse_size
-from compressor.interruption import explained_interrupts
 from compressor.loading import load_model, release_memory
 from compressor.material import make_material
 from compressor.measuring import HELD_OUT_NAME, evaluate_cut
+from compressor.needed_statistics import needed_statistics, refuse_gradients_beyond_memory, with_gradients
 from compressor.planning import RunOptions, RunPlan, pack_plan_tokens, plan_run
 from compressor.progress import StageReporter
 from compressor.recipe import Recipe
-from compressor.refitting import Policies, Recovered, allowed_policies, divide_tokens, recover_cut, resolved_plan
-from compressor.report import Report, VerificationReport
+from compressor.refitting import Policies, Recovered, allowed_policies, resolved_plan
+from compressor.report import EvaluationReport, Report, VerificationReport
 from compressor.reporting import RunFacts, build_report, card_facts, card_place
-from compressor.selecting import select_channels
+from compressor.shared_output import held, staged_by_main
 from compressor.verification.run import TRAINED_NOTE, Original, verify_folder
-from compressor.writing import write_checkpoint
 
 SECONDS_BETWEEN_SAVES = 5.0
 
@@ -41,10 +44,13 @@ SECONDS_BETWEEN_SAVES = 5.0
 def compress(recipe: Recipe, options: RunOptions | None = None, console: Console | None = None) -> Report:
     """Cut a checkpoint's key width and write the smaller one; the whole of `compress MODEL`.
 
+    Under `accelerate launch` every process calls this: they share the calibration and the training, and the main
+    process does the rest.
+
     Args:
         recipe: what to do; see `Recipe` and `Recipe.from_settings`.
         options: what to do with files that are there already.
-        console: where progress is shown; None shows nothing.
+        console: where progress is shown, by the main process alone; None shows nothing.
 
     Returns:
         The report that is also written to `compression.json`.
@@ -54,77 +60,111 @@ def compress(recipe: Recipe, options: RunOptions | None = None, console: Console
         RunError: the run failed; the output folder is as it was before.
     """
     options = options or RunOptions()
-    reporter = StageReporter(console)
-    plan = plan_run(recipe, options)
-    for note in (*plan.notes, *plan.cut.engine_warnings):
-        reporter.say(f"note: {note}")
-    lock = plan.output.lock(plan.resume_folder / "lock")
-    with explained_interrupts(plan.output.path, plan.calibration_file), lock:
-        report = _run_locked(plan, options, reporter)
-        shutil.rmtree(plan.resume_folder, ignore_errors=True)
+    processes = join_processes(recipe.runtime.device)
+    reporter = StageReporter(console if processes.is_main else None)
+    with processes.failing_together():
+        plan = plan_run(recipe, options)
+        refuse_gradients_beyond_memory(plan)
+        if plan.training is not None:
+            plan.training.training.refuse_impossible(True, processes.count)
+        for note in (*plan.notes, *plan.cut.engine_warnings):
+            reporter.say(f"note: {note}")
+        with held(plan.outputs, plan.calibration_file(processes.index, processes.count), processes):
+            report = _run_locked(plan, options, processes, reporter)
+            if processes.is_main:
+                shutil.rmtree(plan.resume_folder, ignore_errors=True)
+        processes.wait_for_all()
     return report
 
 
-def _run_locked(plan: RunPlan, options: RunOptions, reporter: StageReporter) -> Report:
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """What stands in `folders`, and how it came about; `plan` has the norm epsilon that was chosen."""
+
+    plan: RunPlan
+    folders: TrainingFolders
+    base_sha256: str
+    policies: Policies
+    written: WrittenCut
+    trained: Trained | None
+    evaluation: EvaluationReport | None
+
+
+def _run_locked(plan: RunPlan, options: RunOptions, processes: Processes, reporter: StageReporter) -> Report:
     tokens = pack_plan_tokens(plan)
     for problem in tokens.problems:
         reporter.say(f"note: {problem}")
-    material = _make_material(plan, tokens, reporter)
+    with ExitStack() as outputs:
+        # The original is released with the end of this function: verification loads models of its own.
+        made = _make(plan, options, tokens, outputs, processes, reporter)
+        release_memory(plan.device)
+        return processes.from_main(lambda: _describe(made, tokens, reporter))
+
+
+def _make(
+    plan: RunPlan,
+    options: RunOptions,
+    tokens: PackedTokens,
+    outputs: ExitStack,
+    processes: Processes,
+    reporter: StageReporter,
+) -> _Made:
+    """Calibrate, cut, train and evaluate; folders are staged in `outputs`."""
+    material = _make_material(plan, tokens, processes, reporter)
     model = load_model(
         plan.source.architecture, plan.source.folder, plan.source.checkpoint.raw_config, plan.dtype, plan.device
     )
     token_batches = list(batches(tokens.calibration, plan.recipe.calibration.batch_size))
-    policies = allowed_policies(plan, model, token_batches[0])
-    sha256 = _fingerprint(plan, reporter)
-    statistics = _calibrate(plan, options, model, token_batches, tokens, sha256, reporter)
-    heads = statistics.gram_q.shape[:2].numel()
-    with reporter.stage("selecting", heads, "heads") as advance:
-        selection, layers = select_channels(
-            plan.source, statistics, plan.recipe.selection, plan.cut.keep, plan.recipe.runtime.seed
-        )
-        advance(heads)
-    with plan.output.staged() as folder:
-        with reporter.stage("writing", plan.cut.output_bytes, "bytes") as advance:
-            max_shard_bytes = parse_size(plan.recipe.export.max_shard_size)
-            write_checkpoint(folder, plan.source, plan.cut, selection, max_shard_bytes, advance)
-        recovered = _recover(plan, policies, model, folder, tokens, reporter)
-        plan = resolved_plan(plan, policies.allowed[0] if recovered is None else recovered.policy)
-        trained = _train(plan, options, model, material, folder, sha256, reporter)
-        (folder / "recipe.yaml").write_text(plan.recipe.to_yaml(), encoding="utf-8")
-        evaluation = None if material is None else evaluate_cut(plan, material, model, folder, recovered, reporter)
-        del model
-        release_memory(plan.device)
-        verification = _verify(plan, folder, tokens, recovered, trained, reporter)
-        facts = RunFacts(
-            tokens, sha256, layers, policies, recovered, trained, evaluation, verification, reporter.seconds
-        )
-        report = build_report(plan, facts)
-        write_json(folder / "compression.json", report.to_json())
-        (folder / "README.md").write_text(render_model_card(card_facts(card_place(plan), report)), encoding="utf-8")
+    policies = processes.from_main(lambda: allowed_policies(plan, model, token_batches[0]))
+    sha256 = processes.from_main(lambda: _fingerprint(plan, reporter))
+    statistics = _calibrate(plan, options, model, token_batches, tokens, sha256, processes, reporter)
+    statistics = with_gradients(plan, model, token_batches, statistics, processes, reporter)
+    adapter = outputs.enter_context(staged_adapter(plan.adapter, processes))
+    folder = outputs.enter_context(staged_by_main(plan.output, processes))
+    written = write_cut(plan, policies, model, statistics, tokens, folder, processes, reporter)
+    plan = resolved_plan(plan, processes.from_main(lambda: written.policy(policies)))
+    folders = TrainingFolders(folder, plan.training_folder, adapter)
+    trained = _train(plan, options, model, material, folders, sha256, processes, reporter)
+    evaluation = processes.from_main(
+        lambda: None if material is None else evaluate_cut(plan, material, model, folder, written.recovered, reporter)
+    )
+    return _Made(plan, folders, sha256, policies, written, trained, evaluation)
+
+
+def _describe(made: _Made, tokens: PackedTokens, reporter: StageReporter) -> Report:
+    """Verify the checkpoint and write down what was done."""
+    plan, folder = made.plan, made.folders.checkpoint
+    (folder / "recipe.yaml").write_text(plan.recipe.to_yaml(), encoding="utf-8")
+    verification = _verify(plan, folder, tokens, made.written.recovered, made.trained, reporter)
+    facts = RunFacts(
+        tokens=tokens,
+        base_sha256=made.base_sha256,
+        layers=made.written.layers,
+        policies=made.policies,
+        recovered=made.written.recovered,
+        trained=made.trained,
+        evaluation=made.evaluation,
+        verification=verification,
+        timings_s=reporter.seconds,
+    )
+    report = build_report(plan, facts)
+    write_json(folder / "compression.json", report.to_json())
+    (folder / "README.md").write_text(render_model_card(card_facts(card_place(plan), report)), encoding="utf-8")
+    place = plan.recipe.recovery.save_adapter
+    if place is not None and made.folders.adapter is not None:
+        describe_adapter(made.folders.adapter, place, plan.source, None, plan.output.path.name)
     return report
 
 
-def _make_material(plan: RunPlan, tokens: PackedTokens, reporter: StageReporter) -> Material | None:
-    if plan.evaluation is None:
+def _make_material(
+    plan: RunPlan, tokens: PackedTokens, processes: Processes, reporter: StageReporter
+) -> Material | None:
+    """None where nothing is measured, and in processes that measure nothing: all do where training asks for figures."""
+    shared = plan.training is not None and plan.training.section.evaluate_every > 0
+    if plan.evaluation is None or not (processes.is_main or shared):
         return None
     with reporter.stage("prompts", plan.evaluation.num_prompts, "prompts") as advance:
         return make_material(plan.evaluation, tokens.held_out, HELD_OUT_NAME, advance)
-
-
-def _recover(
-    plan: RunPlan,
-    policies: Policies,
-    model: PreTrainedModel,
-    folder: Path,
-    tokens: PackedTokens,
-    reporter: StageReporter,
-) -> Recovered | None:
-    """None where there is nothing to win back or to choose."""
-    whole = plan.cut.keep == plan.cut.key_dim.before
-    if whole or not (plan.recipe.recovery.refit or len(policies.allowed) > 1):
-        return None
-    divided = divide_tokens(tokens.calibration, plan.recipe.calibration.retrieval_share or 0.0)
-    return recover_cut(plan, policies, model, folder, divided, reporter)
 
 
 def _fingerprint(plan: RunPlan, reporter: StageReporter) -> str:
@@ -140,34 +180,50 @@ def _calibrate(
     token_batches: Sequence[TokenBatch],
     tokens: PackedTokens,
     sha256: str,
+    processes: Processes,
     reporter: StageReporter,
 ) -> CalibrationStatistics:
-    file = ProgressFile(plan.calibration_file, _calibration_key(plan, tokens, sha256))
+    own = processes.share(token_batches)
+    file = ProgressFile(
+        plan.calibration_file(processes.index, processes.count), _calibration_key(plan, tokens, sha256, processes)
+    )
     start, problem = file.load() if options.resume else (None, None)
     if problem is not None:
         reporter.say(f"note: {problem}")
     if start is not None:
-        reporter.say(f"resuming after {start.batches} of {len(token_batches)} calibration batches")
+        reporter.say(f"resuming after {start.batches} of {len(own)} calibration batches")
     saved_at = time.monotonic()
 
     def on_batch(progress: CalibrationProgress, batch_tokens: int) -> None:
         nonlocal saved_at
         advance(batch_tokens)
-        if progress.batches == len(token_batches) or time.monotonic() - saved_at > SECONDS_BETWEEN_SAVES:
+        if progress.batches == len(own) or time.monotonic() - saved_at > SECONDS_BETWEEN_SAVES:
             with translate_write_errors(file.path, None):
                 file.save(progress)
             saved_at = time.monotonic()
 
-    with reporter.stage("calibrating", tokens.tokens) as advance:
+    with reporter.stage("calibrating", sum(batch.num_tokens for batch in own)) as advance:
         if start is not None:
-            advance(sum(batch.num_tokens for batch in token_batches[: start.batches]))
-        return calibrate(plan.source.architecture, model, plan.source.mixers, token_batches, start, on_batch)
+            advance(sum(batch.num_tokens for batch in own[: start.batches]))
+        statistics = calibrate(
+            plan.source.architecture,
+            model,
+            plan.source.mixers,
+            own,
+            start,
+            on_batch,
+            energy="energy" in needed_statistics(plan),
+            input_squares="wanda" in needed_statistics(plan),
+        )
+        return processes.summed(statistics)
 
 
-def _calibration_key(plan: RunPlan, tokens: PackedTokens, sha256: str) -> str:
+def _calibration_key(plan: RunPlan, tokens: PackedTokens, sha256: str, processes: Processes) -> str:
     """Of everything that the sums depend on."""
     parts = [sha256, json.dumps(plan.source.checkpoint.raw_config, sort_keys=True), tokens.sha256]
     parts += [str(plan.recipe.calibration.batch_size), str(plan.dtype), plan.device.type]
+    parts += [f"{processes.index} of {processes.count}"] if processes.count > 1 else []
+    parts += sorted(needed_statistics(plan) & {"energy", "wanda"})
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
@@ -176,8 +232,9 @@ def _train(
     options: RunOptions,
     model: PreTrainedModel,
     material: Material | None,
-    folder: Path,
+    folders: TrainingFolders,
     sha256: str,
+    processes: Processes,
     reporter: StageReporter,
 ) -> Trained | None:
     if plan.training is None:
@@ -186,9 +243,10 @@ def _train(
     decided = plan.recipe.model_dump(include={"selection", "calibration", "runtime"})
     decided["refit"] = plan.recipe.recovery.refit
     key = plan.training.run_key(sha256, json.dumps(decided, sort_keys=True))
-    architecture, work = plan.source.architecture, plan.training_folder
     evaluate = held_out_figures(plan.training, material, plan.tokenizer)
-    trained = train_folder(plan.training, architecture, model, folder, work, key, options.resume, evaluate, reporter)
+    trained = train_folder(
+        plan.training, plan.source.architecture, model, folders, key, options.resume, evaluate, processes, reporter
+    )
     release_memory(plan.device)
     return trained
 

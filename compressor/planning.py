@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from compressor.adapter_output import plan_adapter
 from compressor.calibration.text import DocumentStream, TextSource, held_out_source, open_documents
 from compressor.calibration.tokenizer import load_tokenizer
 from compressor.calibration.tokens import PackedTokens, pack_tokens
@@ -24,6 +25,7 @@ from compressor.preparation import CutPlan, Source, choose_width, open_model, op
 from compressor.recipe import CalibrationSection, Recipe
 from compressor.recovery.refit import refuse_too_few_tokens
 from compressor.retrieval_tokens import calibration_forms, retrieval_sequences, with_retrieval
+from compressor.shared_output import resume_folder_of
 
 HELD_OUT_SEQUENCES = 8
 """Sequences measured before and after, where the source leaves that many."""
@@ -55,22 +57,28 @@ class RunPlan:
     tokenizer: PreTrainedTokenizerBase
     evaluation: EvaluationPlan | None
     training: TrainingPlan | None
+    adapter: OutputFolder | None
     device: torch.device
     dtype: torch.dtype
     notes: tuple[str, ...]
 
     @property
     def resume_folder(self) -> Path:
-        path = self.output.path
-        return path.with_name(f"{path.name}.resume")
+        return resume_folder_of(self.output)
 
     @property
     def training_folder(self) -> Path:
         return self.resume_folder / "training"
 
     @property
-    def calibration_file(self) -> Path:
-        return self.resume_folder / "calibration.safetensors"
+    def outputs(self) -> tuple[OutputFolder, ...]:
+        """Every folder that the run writes, the checkpoint's first."""
+        return (self.output,) if self.adapter is None else (self.output, self.adapter)
+
+    def calibration_file(self, index: int, count: int) -> Path:
+        """Of process `index` among `count`."""
+        share = f"-{index + 1}-of-{count}" if count > 1 else ""
+        return self.resume_folder / f"calibration{share}.safetensors"
 
 
 def plan_run(recipe: Recipe, options: RunOptions) -> RunPlan:
@@ -89,6 +97,8 @@ def plan_run(recipe: Recipe, options: RunOptions) -> RunPlan:
     output_dir = recipe.output_dir or f"{Path(configured.folder.name).name}-{recipe.selection.method}-{keep}"
     output = OutputFolder(Path(output_dir).expanduser(), options.overwrite)
     output.check(configured.folder.path)
+    trains = recipe.recovery.train and keep < configured.mixers[0].head_k_dim
+    adapter = plan_adapter(recipe.recovery, output, configured.folder.path, trains)
     refuse_sequences_beyond(recipe.calibration.sequence_length, "--sequence-length", configured.config)
     generation_config = configured.folder.path / "generation_config.json"
     if generation_config.exists():
@@ -117,7 +127,9 @@ def plan_run(recipe: Recipe, options: RunOptions) -> RunPlan:
     )
     notes = (*source.checkpoint.notes, *share_notes, *(() if evaluation is None else evaluation.notes))
     training = _plan_training(recipe, source, cut, tokenizer)
-    return RunPlan(resolved, source, cut, output, documents, tokenizer, evaluation, training, device, dtype, notes)
+    return RunPlan(
+        resolved, source, cut, output, documents, tokenizer, evaluation, training, adapter, device, dtype, notes
+    )
 
 
 def _with_retrieval_share(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> tuple[Recipe, tuple[str, ...]]:

@@ -164,6 +164,8 @@ class RecoverySection(_Section):
     """An adapter's output is multiplied by alpha / rank."""
     targets: list[str] | None = None
     """Last names of the modules that get an adapter; None: all projections of the mixers."""
+    save_adapter: str | None = Field(default=None, min_length=1)
+    """New folder for the adapter as it was before it was merged, in peft's format; None keeps none."""
     learning_rate: float = Field(default=1e-4, gt=0, le=1)
     final_learning_rate: float = Field(default=1e-5, ge=0, le=1)
     warmup_share: float = Field(default=0.05, ge=0, le=1)

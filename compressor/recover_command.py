@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from compressor.flat_settings import validate_both
+from compressor.launched import launch
 from compressor.recipe import RecoverySection, RuntimeSection
 from compressor.recipe_file import load_settings
 
@@ -49,6 +50,7 @@ def recover_command(words: list[str]) -> int:
         (RecoverySection, {**(base.get("recovery") or {}), **arguments}),
         (RuntimeSection, {**(base.get("runtime") or {}), **runtime}),
     )
+    from compressor.data_parallel import leave_processes
     from compressor.planning import RunOptions
     from compressor.recovering import RecoverRequest, recover
     from compressor.reporting import result_table
@@ -67,6 +69,9 @@ def recover_command(words: list[str]) -> int:
         ),
         console,
     )
+    leave_processes()
+    if launch().index > 0:
+        return 0
     console.print(result_table(report))
     console.print(f"result: {report.output_dir}", soft_wrap=True, highlight=False, markup=False)
     console.print(f"load:   {report.load_line}", soft_wrap=True, highlight=False, markup=False)
@@ -96,6 +101,10 @@ def _parser() -> argparse.ArgumentParser:
     for name, kind, text in _SECTION_OPTIONS:
         training(name, type=kind, help=text)
     training("--targets", type=_names, metavar="A,B", help="modules with an adapter (default: all projections)")
+    training(
+        "--save-adapter", metavar="ADAPTER",
+        help="new folder for the adapter before it is merged, in peft's format, for DIR; its README.md loads it",
+    )  # fmt: skip
     training("--gradient-checkpointing", action="store_true", help="less memory, more time")
     run = parser.add_argument_group("run")
     run.add_argument("--seed", type=int, help="default: 0")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,13 +11,16 @@ import torch
 from rich.console import Console
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from compressor.adapter_output import describe_adapter, plan_adapter, staged_adapter
 from compressor.artifacts import write_json
 from compressor.calibration.text import DEMO
 from compressor.calibration.tokenizer import load_tokenizer
 from compressor.checkpoint.config_file import CONFIG_FILE, read_config
 from compressor.checkpoint.fingerprint import weights_sha256
+from compressor.data_parallel import Processes, join_processes
 from compressor.distilling import (
     Trained,
+    TrainingFolders,
     TrainingPlan,
     held_out_figures,
     plan_training,
@@ -25,23 +29,23 @@ from compressor.distilling import (
 )
 from compressor.errors import RequestError
 from compressor.evaluating import resolved_settings
-from compressor.evaluation.measure import Material, compare
+from compressor.evaluation.measure import Material, Measured, compare
 from compressor.evaluation.pairing import differences
 from compressor.evaluation.results import collect
 from compressor.export.disk import refuse_too_little_space
 from compressor.export.folder import OutputFolder
 from compressor.export.model_card import render_model_card
-from compressor.interruption import explained_interrupts
 from compressor.loading import load_model, release_memory, resolve_device, resolve_dtype
 from compressor.material import EvaluationPlan, make_material, plan_evaluation
 from compressor.planning import RunOptions
 from compressor.preparation import Source, open_model, open_source
-from compressor.progress import StageReporter
+from compressor.progress import Advance, StageReporter
 from compressor.recipe import Recipe, RecoverySection, RuntimeSection
 from compressor.recover_checks import open_teacher, read_folder, refuse_other_teacher, refuse_other_tokenizer
 from compressor.recovery_report import training_report
 from compressor.report import EvaluationReport, RecoveryReport, Report, VerificationReport
 from compressor.reporting import CardPlace, card_facts, load_line
+from compressor.shared_output import held, resume_folder_of, staged_by_main
 from compressor.verification.run import TRAINED_NOTE, verify_folder
 
 
@@ -71,12 +75,18 @@ class RecoverPlan:
     evaluation: EvaluationPlan | None
     tokenizer: PreTrainedTokenizerBase
     output: OutputFolder
+    adapter: OutputFolder | None
     device: torch.device
     dtype: torch.dtype
 
     @property
-    def resume_folder(self) -> Path:
-        return self.output.path.with_name(f"{self.output.path.name}.resume")
+    def training_folder(self) -> Path:
+        return resume_folder_of(self.output) / "training"
+
+    @property
+    def outputs(self) -> tuple[OutputFolder, ...]:
+        """Every folder that the run writes, the checkpoint's first."""
+        return (self.output,) if self.adapter is None else (self.output, self.adapter)
 
 
 def plan_recovery(request: RecoverRequest) -> RecoverPlan:
@@ -96,6 +106,7 @@ def plan_recovery(request: RecoverRequest) -> RecoverPlan:
     refuse_other_teacher(configured, teacher)
     output = OutputFolder(output_dir, request.options.overwrite)
     output.check(folder)
+    adapter = plan_adapter(section, output, folder, trains=True)
     tokenizer = load_tokenizer(folder, runtime.trust_remote_code)
     refuse_other_tokenizer(tokenizer, teacher, runtime.trust_remote_code)
     training = plan_training(
@@ -110,48 +121,87 @@ def plan_recovery(request: RecoverRequest) -> RecoverPlan:
     refuse_too_little_space(output.path, sum(path.stat().st_size for path in student.checkpoint.index.files))
     dtype = resolve_dtype(runtime.dtype, device, configured.architecture)
     return RecoverPlan(
-        student, open_source(teacher), report, recipe, training, evaluation, tokenizer, output, device, dtype
+        student, open_source(teacher), report, recipe, training, evaluation, tokenizer, output, adapter, device, dtype
     )
 
 
 def recover(request: RecoverRequest, console: Console | None = None) -> Report:
     """Train a compressed folder and write the result as another; returns its report.
 
+    Under `accelerate launch` every process calls this: all train, and the main process does the rest.
+
     Raises:
         RequestError: the request cannot be met; nothing was written.
         RunError: the run failed; the output folder is as it was before, and --resume goes on from the last checkpoint.
     """
-    reporter = StageReporter(console)
-    plan = plan_recovery(request)
-    work = plan.resume_folder / "training"
-    with explained_interrupts(plan.output.path, work), plan.output.lock(plan.resume_folder / "lock"):
-        report = _run(plan, request, work, reporter)
-        shutil.rmtree(plan.resume_folder, ignore_errors=True)
+    processes = join_processes(request.runtime.device)
+    reporter = StageReporter(console if processes.is_main else None)
+    with processes.failing_together():
+        plan = plan_recovery(request)
+        plan.training.training.refuse_impossible(True, processes.count)
+        with held(plan.outputs, plan.training_folder, processes):
+            report = _run(plan, request, processes, reporter)
+            if processes.is_main:
+                shutil.rmtree(resume_folder_of(plan.output), ignore_errors=True)
+        processes.wait_for_all()
     return report
 
 
-def _run(plan: RecoverPlan, request: RecoverRequest, work: Path, reporter: StageReporter) -> Report:
-    material = _make_material(plan, reporter)
+def _run(plan: RecoverPlan, request: RecoverRequest, processes: Processes, reporter: StageReporter) -> Report:
+    with ExitStack() as outputs:
+        # The models are released with the end of this function: verification loads its own.
+        folders, report = _make(plan, request, outputs, processes, reporter)
+        release_memory(plan.device)
+        return processes.from_main(lambda: _describe(plan, request, folders, report, reporter))
+
+
+def _make(
+    plan: RecoverPlan, request: RecoverRequest, outputs: ExitStack, processes: Processes, reporter: StageReporter
+) -> tuple[TrainingFolders, Report]:
+    """Train and evaluate; folders are staged in `outputs`."""
+    material = _make_material(plan, processes, reporter)
     teacher = _load(plan, plan.teacher)
-    key = plan.training.run_key(*_fingerprints(plan, reporter))
-    with plan.output.staged() as folder:
+    hashes = processes.from_main(lambda: _fingerprints(plan, reporter))
+    adapter = outputs.enter_context(staged_adapter(plan.adapter, processes))
+    folder = outputs.enter_context(staged_by_main(plan.output, processes))
+    if processes.is_main:
         shutil.copytree(plan.student.folder, folder, dirs_exist_ok=True, copy_function=shutil.copyfile)
-        architecture, resume = plan.student.architecture, request.options.resume
-        evaluate = held_out_figures(plan.training, material, plan.tokenizer)
-        trained = train_folder(plan.training, architecture, teacher, folder, work, key, resume, evaluate, reporter)
-        release_memory(plan.device)
-        (folder / "recipe.yaml").write_text(plan.recipe.to_yaml(), encoding="utf-8")
-        evaluation = None if material is None else _evaluate(plan, material, teacher, folder, reporter)
-        del teacher
-        release_memory(plan.device)
-        report = _report(plan, trained, evaluation, reporter)
-        if request.verify:
-            report = replace(report, verification=_verify(plan, folder, reporter))
-        write_json(folder / "compression.json", report.to_json())
-        place = CardPlace(
-            plan.output.path.name, plan.student.folder, architecture.needs_fla, plan.recipe.runtime.trust_remote_code
-        )
-        (folder / "README.md").write_text(render_model_card(card_facts(place, report)), encoding="utf-8")
+    folders = TrainingFolders(folder, plan.training_folder, adapter)
+    processes.wait_for_all()
+    trained = train_folder(
+        plan.training,
+        plan.student.architecture,
+        teacher,
+        folders,
+        plan.training.run_key(*hashes),
+        request.options.resume,
+        held_out_figures(plan.training, material, plan.tokenizer),
+        processes,
+        reporter,
+    )
+    release_memory(plan.device)
+    evaluation = processes.from_main(
+        lambda: None if material is None else _evaluate(plan, material, teacher, folder, reporter)
+    )
+    return folders, _report(plan, trained, evaluation, reporter)
+
+
+def _describe(
+    plan: RecoverPlan, request: RecoverRequest, folders: TrainingFolders, report: Report, reporter: StageReporter
+) -> Report:
+    """Verify the checkpoint and write down what was done; the report with what verification found."""
+    folder, architecture = folders.checkpoint, plan.student.architecture
+    (folder / "recipe.yaml").write_text(plan.recipe.to_yaml(), encoding="utf-8")
+    if request.verify:
+        report = replace(report, verification=_verify(plan, folder, reporter))
+    write_json(folder / "compression.json", report.to_json())
+    place = CardPlace(
+        plan.output.path.name, plan.student.folder, architecture.needs_fla, plan.recipe.runtime.trust_remote_code
+    )
+    (folder / "README.md").write_text(render_model_card(card_facts(place, report)), encoding="utf-8")
+    adapter = plan.recipe.recovery.save_adapter
+    if adapter is not None and folders.adapter is not None:
+        describe_adapter(folders.adapter, adapter, plan.student, str(request.folder), plan.output.path.name)
     return report
 
 
@@ -178,8 +228,9 @@ def _load(plan: RecoverPlan, source: Source, folder: Path | None = None) -> PreT
     return load_model(source.architecture, folder, read_config(folder / CONFIG_FILE), plan.dtype, plan.device)
 
 
-def _make_material(plan: RecoverPlan, reporter: StageReporter) -> Material | None:
-    if plan.evaluation is None:
+def _make_material(plan: RecoverPlan, processes: Processes, reporter: StageReporter) -> Material | None:
+    """None where nothing is measured, and in processes that measure nothing: all do where training asks for figures."""
+    if plan.evaluation is None or not (processes.is_main or plan.training.section.evaluate_every):
         return None
     with reporter.stage("prompts", plan.evaluation.num_prompts, "prompts") as advance:
         material = make_material(plan.evaluation, (), "", advance)
@@ -191,17 +242,30 @@ def _make_material(plan: RecoverPlan, reporter: StageReporter) -> Material | Non
 def _evaluate(
     plan: RecoverPlan, material: Material, teacher: PreTrainedModel, folder: Path, reporter: StageReporter
 ) -> EvaluationReport:
-    """The teacher and the trained folder; as in the main run, but for the other norm epsilon."""
+    """The teacher, the student as it was and the trained folder; as in the main run, but for the other norm epsilon."""
     if plan.evaluation is None:
         raise ValueError("the plan has no evaluation")
-    student = _load(plan, plan.student, folder)
-    with reporter.stage("evaluating", material.tokens(2)) as advance:
-        before, after = compare(teacher, student, plan.tokenizer, material, advance)
     widths, states = plan.report.key_dim, plan.report.state_bytes_per_sequence
-    name = plan.teacher.checkpoint.folder.name
-    old = collect(name, widths.before, states.before, None, before.texts, before.tasks)
-    new = collect(plan.output.path.name, widths.after, states.after, name, after.texts, after.tasks)
-    return EvaluationReport(old, new, differences(old, new), {}, resolved_settings(plan.evaluation))
+    teacher_name = plan.teacher.checkpoint.folder.name
+    with reporter.stage("evaluating", 2 * material.tokens(2)) as advance:
+        _, first = _against_teacher(plan, material, teacher, plan.student.folder, advance)
+        before, last = _against_teacher(plan, material, teacher, folder, advance)
+    old = collect(teacher_name, widths.before, states.before, None, before.texts, before.tasks)
+    untrained, new = (
+        collect(name, widths.after, states.after, teacher_name, each.texts, each.tasks)
+        for name, each in zip((plan.student.checkpoint.folder.name, plan.output.path.name), (first, last), strict=True)
+    )
+    return EvaluationReport(old, new, differences(old, new), {}, resolved_settings(plan.evaluation), untrained)
+
+
+def _against_teacher(
+    plan: RecoverPlan, material: Material, teacher: PreTrainedModel, folder: Path, advance: Advance
+) -> tuple[Measured, Measured]:
+    student = _load(plan, plan.student, folder)
+    measured = compare(teacher, student, plan.tokenizer, material, advance)
+    del student
+    release_memory(plan.device)
+    return measured
 
 
 def _report(

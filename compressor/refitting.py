@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -13,6 +14,7 @@ from compressor.calibration.norm_check import refuse_epsilon_near_other_norms
 from compressor.calibration.tokens import TokenBatch, batches
 from compressor.checkpoint.config_file import CONFIG_FILE, dump_config, read_config
 from compressor.checkpoint.headers import read_headers
+from compressor.data_parallel import Processes
 from compressor.errors import RequestError
 from compressor.evaluation.forward import forward_tokens
 from compressor.export.replacement import replace_tensors
@@ -21,7 +23,8 @@ from compressor.planning import RunPlan, held_out_to_refit
 from compressor.preparation import CutPlan, plan_cut
 from compressor.progress import Advance, StageReporter
 from compressor.recipe import NormEpsilon
-from compressor.recovery.refit import Refit, RefitPair, layer_tokens, refit
+from compressor.recovery.refit import Refit, RefitPair, layer_tokens, refit, refuse_too_few_tokens
+from compressor.recovery.ridge import NormalEquations
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,9 +107,12 @@ def recover_cut(
     original: PreTrainedModel,
     folder: Path,
     tokens: RefitTokens,
+    processes: Processes,
     reporter: StageReporter,
 ) -> Recovered:
     """Refit the cut in `folder`, choose the norm epsilon where there is a choice, and write both.
+
+    Every process computes with its share of the tokens; all come to the same, and the main one writes it.
 
     Raises:
         RequestError: too few tokens.
@@ -114,16 +120,21 @@ def recover_cut(
     """
     batch_size = plan.recipe.calibration.batch_size
     fit, held_out = (list(batches(part, batch_size)) for part in (tokens.fit, tokens.held_out))
-    counted = [sum(batch.num_tokens for batch in part) for part in (fit, held_out)]
-    units = layer_tokens(plan.source.mixers, sum(counted)) if plan.recipe.recovery.refit else 0
+    counted = [_count(fit), _count(held_out)]
+    units = 0
+    if plan.recipe.recovery.refit:
+        refuse_too_few_tokens(counted[0], counted[1], plan.source.mixers)
+        units = layer_tokens(plan.source.mixers, _count(processes.share(fit)) + _count(processes.share(held_out)))
     with reporter.stage("refitting", max(units, 1) * len(policies.allowed)) as advance:
         candidates = {
-            policy: _candidate(plan, policy, original, folder, fit, held_out, advance) for policy in policies.allowed
+            policy: _candidate(plan, policy, original, folder, fit, held_out, processes, advance)
+            for policy in policies.allowed
         }
     best = min(candidates, key=lambda policy: candidates[policy].kl_after)
     chosen = candidates[best]
-    _write_config(folder, chosen.cut)
-    replace_tensors(folder, chosen.tensors)
+    if processes.is_main:
+        _write_config(folder, chosen.cut)
+        replace_tensors(folder, chosen.tensors)
     return Recovered(best, candidates, counted[0], counted[1])
 
 
@@ -145,18 +156,25 @@ def _candidate(
     folder: Path,
     fit: Sequence[TokenBatch],
     held_out: Sequence[TokenBatch],
+    processes: Processes,
     advance: Advance,
 ) -> Candidate:
     """The cut as it is in `folder`, under `policy`; the folder keeps its tensors and gets that policy's config."""
     cut, architecture = _with_policy(plan, policy), plan.source.architecture
-    _write_config(folder, cut)
+    if processes.is_main:
+        _write_config(folder, cut)
+    processes.wait_for_all()
     compressed = load_model(architecture, folder, read_config(folder / CONFIG_FILE), plan.dtype, plan.device)
+    fit, held_out = processes.share(fit), processes.share(held_out)
     sequences = [row for batch in held_out for row in batch.input_ids]
 
     def divergence(model: PreTrainedModel) -> float:
-        figures = forward_tokens(model, sequences, plan.recipe.calibration.batch_size, original)
+        size = plan.recipe.calibration.batch_size
+        figures = forward_tokens(model, sequences, size, original) if sequences else []
         values = [figure.kl for figure in figures if figure.kl is not None]
-        return sum(float(kl.double().sum()) for kl in values) / sum(len(kl) for kl in values)
+        total = torch.tensor(sum(float(kl.double().sum()) for kl in values), dtype=torch.float64)
+        summed = processes.summed(_Divergences(total, sum(len(kl) for kl in values)))
+        return float(summed.kl) / summed.tokens
 
     if not plan.recipe.recovery.refit:
         kl = divergence(compressed)
@@ -168,12 +186,41 @@ def _candidate(
         names = [architecture.output_projection_tensor(mixer) for mixer in mixers]
         dtypes = {name: entries[name].torch_dtype for name in names}
         pair = RefitPair(architecture, original, compressed, mixers, dtypes)
-        result = refit(pair, fit, held_out, divergence, advance)
+        result = refit(pair, fit, held_out, divergence, advance, lambda sums: _add_up(sums, processes))
         kl_after = result.kl_before if result.kept_old else result.kl_after
         candidate = Candidate(cut, result, result.kl_before, kl_after)
     del compressed
     release_memory(plan.device)
     return candidate
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Divergences:
+    """Sum over `tokens` tokens, float64."""
+
+    kl: Tensor
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Equations:
+    """What `NormalEquations` sums."""
+
+    gram: Tensor
+    cross: Tensor
+    error: Tensor
+    energy: Tensor
+    tokens: int
+
+
+def _add_up(sums: NormalEquations, processes: Processes) -> None:
+    total = processes.summed(_Equations(sums.gram, sums.cross, sums.error, sums.energy, sums.tokens))
+    sums.gram, sums.cross, sums.error, sums.energy = total.gram, total.cross, total.error, total.energy
+    sums.tokens = total.tokens
+
+
+def _count(token_batches: Sequence[TokenBatch]) -> int:
+    return sum(batch.num_tokens for batch in token_batches)
 
 
 def _write_config(folder: Path, cut: CutPlan) -> None:

@@ -73,7 +73,8 @@ class NormEpsilonFigures:
 class EvaluationReport:
     """The original and the compressed checkpoint on the same text and prompts.
 
-    `by_norm_epsilon` has the same cut with the epsilon kept and scaled; the exported one is among them.
+    `by_norm_epsilon` has the same cut with the epsilon kept and scaled; the exported one is among them. `untrained` is
+    the compressed checkpoint as it was before `compress recover`.
     """
 
     before: ModelFigures
@@ -81,6 +82,7 @@ class EvaluationReport:
     differences: tuple[Difference, ...]
     by_norm_epsilon: dict[str, NormEpsilonFigures]
     settings: dict[str, Any]
+    untrained: ModelFigures | None = None
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from compressor.architectures.base import Architecture
 from compressor.architectures.engines import engine_answers
 from compressor.calibration.tokens import PackedTokens
 from compressor.distilling import Trained
-from compressor.evaluation.tables import comparison_rows
+from compressor.evaluation.tables import comparison_rows, several_rows
 from compressor.export.model_card import ModelCardFacts, read_license
 from compressor.planning import RunPlan
 from compressor.preparation import CutPlan
@@ -159,23 +159,36 @@ def card_facts(place: CardPlace, report: Report) -> ModelCardFacts:
 
 
 def result_table(report: Report) -> Table:
-    """What a person reads at the end of a run."""
+    """What a person reads at the end of a run; after `compress recover` with what it began with."""
     title = escape(f"{report.base_model}: {report.method}, {report.ratio:.1%} removed")
-    table = Table("", "before", "after", "difference ± s.e.", title=title)
-    table.add_row("key width of a head", str(report.key_dim.before), str(report.key_dim.after))
+    evaluation = report.evaluation
+    untrained = None if evaluation is None else evaluation.untrained
+    columns = ("before", "after") if untrained is None else ("teacher", "before", "after")
+    table = Table("", *columns, "difference ± s.e.", title=title)
+
+    def add(label: str, original: str, compressed: str | None) -> None:
+        table.add_row(label, original, *([compressed] * (len(columns) - 1)))
+
+    add("key width of a head", str(report.key_dim.before), str(report.key_dim.after))
     state, convolution = report.state_bytes_per_sequence, report.convolution_state_bytes_per_sequence
-    table.add_row("state bytes per sequence", f"{state.before:,}", f"{state.after:,}")
-    table.add_row("convolution state bytes", f"{convolution.before:,}", f"{convolution.after:,}")
-    table.add_row("parameters", f"{report.parameters.before:,}", f"{report.parameters.after:,}")
-    table.add_row("worst max rho", "", f"{report.worst_rho:.3f}")
-    if report.recovery is not None:
+    add("state bytes per sequence", f"{state.before:,}", f"{state.after:,}")
+    add("convolution state bytes", f"{convolution.before:,}", f"{convolution.after:,}")
+    add("parameters", f"{report.parameters.before:,}", f"{report.parameters.after:,}")
+    add("worst max rho", "", f"{report.worst_rho:.3f}")
+    if untrained is not None:
+        table.caption = recovery_line(report.recovery)
+    elif report.recovery is not None:
         table.add_row("recovery", "", recovery_line(report.recovery))
-    if report.evaluation is None:
-        table.add_row("perplexity, KL, memory (retrieval)", "not measured", "not measured")
+    if evaluation is None:
+        add("perplexity, KL, memory (retrieval)", "not measured", "not measured")
         return table
-    for row in comparison_rows(report.evaluation.before, report.evaluation.after):
+    if untrained is not None:
+        for label, teacher, before, _, after, change in several_rows([evaluation.before, untrained, evaluation.after]):
+            table.add_row(*map(escape, (label, teacher, before, after, change)))
+        return table
+    for row in comparison_rows(evaluation.before, evaluation.after):
         table.add_row(*map(escape, row))
-    for policy, figures in report.evaluation.by_norm_epsilon.items():
+    for policy, figures in evaluation.by_norm_epsilon.items():
         chosen = " (written)" if policy == report.norm_epsilon.policy else ""
         table.add_row(f"KL with norm epsilon {policy}{chosen}: text, prompts", "", _divergences(figures))
     return table

@@ -1,8 +1,9 @@
 """Streaming second moments of the key and query activations.
 
 Notation: L mixers, H_k key heads, d_k channels, n tokens. The Gram matrix of activations X
-[n, d_k] is X^T X [d_k, d_k]; sums over tokens are float64 whatever the activations' dtype, and
-memory does not grow with the number of tokens.
+[n, d_k] is X^T X [d_k, d_k]; their energy is the sum over tokens of x^2 / |x|^2 [d_k], with |x| the L2 norm of
+one token's activations of a head. Sums over tokens are float64 whatever the activations' dtype, and memory does not
+grow with the number of tokens.
 """
 
 from __future__ import annotations
@@ -19,21 +20,24 @@ TOKENS_PER_PRODUCT = 512
 """Rows of one low-precision product: tensor cores lose digits in proportion to the rows they sum."""
 TOKENS_PER_STEP = 16384
 """Rows multiplied at once; bounds what the products of one step take."""
+TOKENS_PER_ENERGY = 4096
+"""Rows squared at once, in copies of float32."""
 
 
 class GramAccumulator(RecurrenceTap):
-    """Sums X^T X of every head of every mixer, for queries and keys apart.
+    """Sums X^T X of every head of every mixer, for queries and keys apart, and their energy where it is asked for.
 
-    The mixers must agree in H_k and d_k. `grams` is float64 [2, L, H_k, d_k, d_k], queries first;
-    `tokens` is int64 [2, L].
+    The mixers must agree in H_k and d_k. `grams` is float64 [2, L, H_k, d_k, d_k], queries first; `energies` is
+    float64 [2, L, H_k, d_k] or None; `tokens` is int64 [2, L].
     """
 
-    def __init__(self, mixers: Sequence[Mixer], device: torch.device) -> None:
+    def __init__(self, mixers: Sequence[Mixer], device: torch.device, with_energy: bool = False) -> None:
         first = mixers[0]
         self._position = {mixer.layer: position for position, mixer in enumerate(mixers)}
         self._layers = [mixer.layer for mixer in mixers]
         shape = (2, len(mixers), first.num_k_heads, first.head_k_dim, first.head_k_dim)
         self.grams = torch.zeros(shape, dtype=torch.float64, device=device)
+        self.energies = torch.zeros(shape[:-1], dtype=torch.float64, device=device) if with_energy else None
         self.tokens = torch.zeros(2, len(mixers), dtype=torch.int64)
         self._mask: Tensor | None = None
 
@@ -78,6 +82,9 @@ class GramAccumulator(RecurrenceTap):
         self.tokens[stream, position] += by_head.shape[1]
         for block in by_head.split(TOKENS_PER_STEP, dim=1):
             self.grams[stream, position] += gram(block)
+        if self.energies is not None:
+            for block in by_head.split(TOKENS_PER_ENERGY, dim=1):
+                self.energies[stream, position] += energy(block)
 
 
 def gram(block: Tensor) -> Tensor:
@@ -97,6 +104,16 @@ def gram(block: Tensor) -> Tensor:
     if whole < tokens:
         total += _product(block[:, whole:])
     return total
+
+
+def energy(block: Tensor) -> Tensor:
+    """Sum over tokens of x^2 / |x|^2 of each head: [H, n, d] -> float64 [H, d]. A token that is zero adds nothing.
+
+    Quotients are taken in float32, or float64 where the activations are.
+    """
+    squares = block.to(torch.promote_types(block.dtype, torch.float32)).square()
+    totals = squares.sum(-1, keepdim=True)
+    return squares.div_(torch.where(totals > 0, totals, 1.0)).sum(1, dtype=torch.float64)
 
 
 def _product(pieces: Tensor) -> Tensor:

@@ -26,6 +26,8 @@ from compressor.recovery.ridge import NormalEquations, fit
 
 Divergence = Callable[[PreTrainedModel], float]
 """KL of a model to the unpruned one on held-out tokens, in nats a token."""
+AddUp = Callable[[NormalEquations], None]
+"""Makes the sums of one process those of all, in place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +112,7 @@ def refit(
     held_out: Sequence[Batch],
     divergence: Divergence,
     on_layer_tokens: Callable[[int], None],
+    add_up: AddUp | None = None,
 ) -> Refit:
     """Refit every output projection of `pair.compressed` in place, and keep that only if the model gets no worse.
 
@@ -118,18 +121,22 @@ def refit(
     exception ends the refit, all weights are put back to the bit. Memory does not grow with the number of
     tokens. `on_layer_tokens` gets the units of `layer_tokens` just done.
 
+    With `add_up`, `batches` and `held_out` are the share of one of several processes, which all call this, and
+    `divergence` is to be that of all of them; whether their tokens are enough is then for the caller to ask.
+
     Raises:
         RequestError: too few tokens, see `refuse_too_few_tokens`.
         RunError: activations are NaN or infinite (the layer is named), or a projection was not run.
     """
-    refuse_too_few_tokens(_count(batches), _count(held_out), pair.mixers)
+    if add_up is None:
+        refuse_too_few_tokens(_count(batches), _count(held_out), pair.mixers)
     replaced: list[tuple[Tensor, Tensor]] = []
     kept = False
     try:
         kl_before = kl_after = divergence(pair.compressed)
         layers, tensors = [], {}
         for mixer in pair.mixers:
-            layer, weight = _refit_layer(pair, mixer, batches, held_out, on_layer_tokens)
+            layer, weight = _refit_layer(pair, mixer, batches, held_out, on_layer_tokens, add_up)
             layers.append(layer)
             if weight is not None:
                 parameter = _projection(pair, mixer).weight
@@ -152,10 +159,11 @@ def _refit_layer(
     batches: Sequence[Batch],
     held_out: Sequence[Batch],
     on_layer_tokens: Callable[[int], None],
+    add_up: AddUp | None,
 ) -> tuple[LayerRefit, Tensor | None]:
     """The fit of one layer, and its new weights in the checkpoint's dtype where they err less."""
-    train = _normal_equations(pair, mixer, batches, on_layer_tokens)
-    unseen = _normal_equations(pair, mixer, held_out, on_layer_tokens)
+    train = _normal_equations(pair, mixer, batches, on_layer_tokens, add_up)
+    unseen = _normal_equations(pair, mixer, held_out, on_layer_tokens, add_up)
     result = fit(train, unseen, pair.dtypes[pair.architecture.output_projection_tensor(mixer)])
     energy = float(unseen.energy)
     before, after = (
@@ -166,7 +174,11 @@ def _refit_layer(
 
 @torch.no_grad()
 def _normal_equations(
-    pair: RefitPair, mixer: Mixer, batches: Sequence[Batch], on_layer_tokens: Callable[[int], None]
+    pair: RefitPair,
+    mixer: Mixer,
+    batches: Sequence[Batch],
+    on_layer_tokens: Callable[[int], None],
+    add_up: AddUp | None,
 ) -> NormalEquations:
     """The sums of one layer over `batches`: what the compressed projection reads, what it should give."""
     projection = _projection(pair, mixer)
@@ -177,6 +189,8 @@ def _normal_equations(
             targets = targets - projection.bias
         sums.add(inputs, targets)
         on_layer_tokens(batch.num_tokens * (mixer.layer + 1))
+    if add_up is not None:
+        add_up(sums)
     if not sums.finite:
         raise RunError(
             f"layer {mixer.layer}: what the output projection reads or gives is NaN or infinite; run with --dtype "

@@ -81,15 +81,13 @@ def train(
         RunError: see `faults`, `checkpoints` and `log`; or the batches end early.
         ValueError: `trainable` or a batch is not as described.
     """
-    decoder = architecture.decoder(student_model)
-    _check_request(settings, decoder, trainable, teacher, accelerator)
+    _check_request(settings, architecture.decoder(student_model), trainable, teacher, accelerator)
     identity = settings.identity() | {"run_key": run_key, "teacher": teacher is not None}
     optimizer = _optimizer(trainable, settings)
     record = _resumed(work_folder, resume, identity, trainable, optimizer, accelerator, on_note)
-    states = averaging_gradients(HiddenStates(decoder), accelerator, student_model.device)
     loop = TrainingLoop(
         student=student_model,
-        objective=Objective(student_model, states, teacher, architecture, mixers, settings),
+        objective=_objective(student_model, teacher, architecture, mixers, settings, accelerator),
         trainable=trainable,
         optimizer=optimizer,
         batches=batches,
@@ -101,11 +99,8 @@ def train(
         evaluate=evaluate,
         record=record,
     )
-    with (
-        tracked(accelerator, settings.tracker, asdict(settings)),
-        _prepared(student_model, decoder, teacher, settings),
-        at_trusted_width(architecture, student_model, mixers, student_model.device),
-    ):
+    modes = _prepared(student_model, teacher, architecture, mixers, settings)
+    with tracked(accelerator, settings.tracker, asdict(settings)), modes:
         last = loop.run()
     return TrainingResult(0 if record is None else record.step, last, loop.evaluations, loop.log.path)
 
@@ -128,6 +123,18 @@ def _check_request(
     narrow = [name for name, parameter in trainable.items() if parameter.dtype not in (torch.float32, torch.float64)]
     if narrow:
         raise ValueError(f"{narrow[0]} is trained in {trainable[narrow[0]].dtype}, in which small updates are lost.")
+
+
+def _objective(
+    student: PreTrainedModel,
+    teacher: PreTrainedModel | None,
+    architecture: Architecture,
+    mixers: Sequence[Mixer],
+    settings: TrainingSettings,
+    accelerator: Accelerator,
+) -> Objective:
+    states = averaging_gradients(HiddenStates(architecture.decoder(student)), accelerator, student.device)
+    return Objective(student, states, teacher, architecture, mixers, settings)
 
 
 def _optimizer(trainable: Mapping[str, nn.Parameter], settings: TrainingSettings) -> AdamW:
@@ -170,14 +177,19 @@ def _resumed(
 
 @contextmanager
 def _prepared(
-    student: PreTrainedModel, decoder: nn.Module, teacher: PreTrainedModel | None, settings: TrainingSettings
+    student: PreTrainedModel,
+    teacher: PreTrainedModel | None,
+    architecture: Architecture,
+    mixers: Sequence[Mixer],
+    settings: TrainingSettings,
 ) -> Iterator[None]:
     """Modes of the models while training; afterwards the student has no gradients, and random draws go on as before."""
     device = student.device
     with ExitStack() as stack:
+        stack.enter_context(at_trusted_width(architecture, student, mixers, device))
         stack.enter_context(torch.random.fork_rng(devices=[device] if device.type == "cuda" else []))
         if settings.gradient_checkpointing:
-            stack.enter_context(recomputed_layers(decoder))
+            stack.enter_context(recomputed_layers(architecture.decoder(student)))
         stack.callback(student.zero_grad)
         stack.callback(student.eval)
         student.train()

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from compressor.errors import RunError
-from compressor.selection.request import Scoring
+from compressor.errors import RequestError, RunError
+from compressor.selection.request import Scoring, Statistic
 
 __all__ = ["ChannelChoice", "HeadDiagnostics", "HeadStatistics", "Scoring", "Selector"]
 
@@ -28,6 +28,13 @@ class HeadStatistics:
     weight_l1_q, weight_l1_k: [N, d] float64, the sum of |W| over the rows that make a channel.
     tokens: how many tokens the Gram matrices sum over.
 
+    What not every method reads is None where it was not collected; each is [N, d] float64, of queries and of keys:
+    energy_q, energy_k: the sum over tokens of the squared activations of a head that is scaled to an L2 norm of 1.
+    wanda_q, wanda_k: the sum over the weights W_j that make a channel of |W_j| times the L2 norm, over all tokens,
+        of the input that W_j multiplies.
+    gradient_q, gradient_k: the sum over the weights W_j that make a channel of |W_j dL/dW_j|, with L the loss of
+        next-token prediction.
+
     Raises RunError when a shape or dtype is another, or when a number is not finite.
     """
 
@@ -36,6 +43,12 @@ class HeadStatistics:
     weight_l1_q: Tensor
     weight_l1_k: Tensor
     tokens: int
+    energy_q: Tensor | None = None
+    energy_k: Tensor | None = None
+    wanda_q: Tensor | None = None
+    wanda_k: Tensor | None = None
+    gradient_q: Tensor | None = None
+    gradient_k: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.gram_q.ndim != 3 or self.gram_q.shape[1] != self.gram_q.shape[2] or self.gram_q.numel() == 0:
@@ -44,8 +57,10 @@ class HeadStatistics:
             raise RunError(f"The statistics count {self.tokens} tokens; give calibration data with at least 1.")
         _check("gram_q", self.gram_q, [self.heads, self.width, self.width])
         _check("gram_k", self.gram_k, [self.heads, self.width, self.width])
-        _check("weight_l1_q", self.weight_l1_q, [self.heads, self.width])
-        _check("weight_l1_k", self.weight_l1_k, [self.heads, self.width])
+        for name, pair in self._channel_statistics().items():
+            for suffix, tensor in zip("qk", pair, strict=True):
+                if tensor is not None:
+                    _check(f"{name}_{suffix}", tensor, [self.heads, self.width])
 
     @property
     def heads(self) -> int:
@@ -67,15 +82,32 @@ class HeadStatistics:
             case "q":
                 return self.gram_q
 
-    def weight_l1(self, scoring: Scoring) -> Tensor:
-        """Sum of |W| per channel [N, d] over the projections that are scored."""
+    def channel_scores(self, statistic: Statistic, scoring: Scoring) -> Tensor:
+        """One statistic of each channel [N, d] of what is scored; `qk` adds that of keys to that of queries.
+
+        Raises RequestError when it was not collected.
+        """
+        of_queries, of_keys = self._channel_statistics()[statistic]
+        if of_queries is None or of_keys is None:
+            raise RequestError(
+                f"The statistics hold no {statistic} of the channels, which the chosen method scores by; calibrate "
+                "again for that method, or choose one that reads activations alone, such as drrqr."
+            )
         match scoring:
             case "qk":
-                return self.weight_l1_k + self.weight_l1_q
+                return of_keys + of_queries
             case "k":
-                return self.weight_l1_k
+                return of_keys
             case "q":
-                return self.weight_l1_q
+                return of_queries
+
+    def _channel_statistics(self) -> dict[Statistic, tuple[Tensor | None, Tensor | None]]:
+        return {
+            "weight_l1": (self.weight_l1_q, self.weight_l1_k),
+            "energy": (self.energy_q, self.energy_k),
+            "wanda": (self.wanda_q, self.wanda_k),
+            "gradient": (self.gradient_q, self.gradient_k),
+        }
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,7 @@ from typing import final
 import torch
 
 from compressor.selection.base import ChannelChoice, HeadStatistics, Selector
-from compressor.selection.diagnostics import diagnose
-from compressor.selection.request import check_keep
+from compressor.selection.largest import keep_largest
 
 
 @final
@@ -20,7 +19,4 @@ class L1Selector(Selector):
 
     def select(self, statistics: HeadStatistics, keep: int, generator: torch.Generator) -> ChannelChoice:
         """Raises RequestError when keep is outside [1, d]."""
-        check_keep(keep, statistics.width)
-        order = statistics.weight_l1(self.scoring).argsort(dim=1, descending=True, stable=True)
-        indices = order[:, :keep].sort(dim=1).values
-        return ChannelChoice(indices, diagnose(statistics.gram(self.scoring), indices))
+        return keep_largest(statistics, "weight_l1", self.scoring, keep)

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
 from compressor.errors import RequestError
-from compressor.selection.request import SCORINGS, Scoring, check_f
+from compressor.selection.request import SCORINGS, Scoring, Statistic, check_f
 
 if TYPE_CHECKING:
     from compressor.selection.base import Selector
@@ -17,7 +17,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SelectorEntry:
-    """One method: where its class is, where it was published, and whether `scoring` means anything to it."""
+    """One method: where its class is, where it was published, and whether `scoring` means anything to it.
+
+    `needs` names what it reads of each channel beside the Gram matrices, so that what is dear is not collected for
+    nothing.
+    """
 
     name: str
     module: str
@@ -25,6 +29,7 @@ class SelectorEntry:
     paper: str
     description: str
     has_scoring: bool
+    needs: frozenset[Statistic] = frozenset()
 
 
 ENTRIES = (
@@ -43,6 +48,34 @@ ENTRIES = (
         paper="https://arxiv.org/abs/1608.08710",
         description="largest L1 norm of the projection weights, no activations (baseline)",
         has_scoring=True,
+        needs=frozenset({"weight_l1"}),
+    ),
+    SelectorEntry(
+        name="energy",
+        module="compressor.selection.energy",
+        class_name="EnergySelector",
+        paper="https://arxiv.org/abs/1611.06440",
+        description="largest energy of the normalised key and query activations",
+        has_scoring=True,
+        needs=frozenset({"energy"}),
+    ),
+    SelectorEntry(
+        name="s-wanda",
+        module="compressor.selection.wanda",
+        class_name="StructuredWandaSelector",
+        paper="https://arxiv.org/abs/2306.11695",
+        description="largest sums of weights times input norms (baseline)",
+        has_scoring=True,
+        needs=frozenset({"wanda"}),
+    ),
+    SelectorEntry(
+        name="gradient",
+        module="compressor.selection.gradient",
+        class_name="GradientSelector",
+        paper="https://arxiv.org/abs/2305.11627",
+        description="largest sums of weights times the loss's gradient, which takes backward passes (baseline)",
+        has_scoring=True,
+        needs=frozenset({"gradient"}),
     ),
     SelectorEntry(
         name="random",

@@ -10,6 +10,9 @@ Scoring = Literal["qk", "k", "q"]
 
 SCORINGS: tuple[Scoring, ...] = get_args(Scoring)
 
+Statistic = Literal["weight_l1", "energy", "wanda", "gradient"]
+"""What `HeadStatistics` may hold of each channel beside the Gram matrices of the activations."""
+
 
 def check_keep(keep: int, width: int) -> None:
     """Raises RequestError when `keep` channels of `width` cannot be kept."""

@@ -10,20 +10,39 @@ from torch import Tensor
 from torch.nn import functional
 
 from compressor.architectures.base import RecurrenceTap
-from compressor.artifacts import CalibrationProgress
+from compressor.artifacts import CalibrationProgress, CalibrationStatistics
+from compressor.calibration.inputs import InputAccumulator, sum_of_squares
 from compressor.calibration.run import calibrate
-from compressor.calibration.statistics import GramAccumulator, gram
+from compressor.calibration.statistics import GramAccumulator, energy, gram
 from compressor.calibration.tokens import TokenBatch, batches, pad_batch
 from compressor.errors import RunError
 from tests.families import SUPPORTED_VARIANTS, TinyCheckpoint, tiny_checkpoint, tiny_tokens
 
 
-def run(tiny: TinyCheckpoint, token_batches: list[TokenBatch]) -> Tensor:
+def collect(tiny: TinyCheckpoint, token_batches: list[TokenBatch]) -> CalibrationStatistics:
     statistics = calibrate(
-        tiny.architecture, tiny.model, tiny.mixers, token_batches, None, lambda progress, tokens: None
+        tiny.architecture,
+        tiny.model,
+        tiny.mixers,
+        token_batches,
+        None,
+        lambda progress, tokens: None,
+        energy=True,
+        input_squares=True,
     )
     assert statistics.tokens == sum(batch.num_tokens for batch in token_batches)
+    return statistics
+
+
+def run(tiny: TinyCheckpoint, token_batches: list[TokenBatch]) -> Tensor:
+    statistics = collect(tiny, token_batches)
     return torch.stack([statistics.gram_q, statistics.gram_k])
+
+
+def sums(statistics: CalibrationStatistics) -> dict[str, Tensor]:
+    """All that forward passes give, by name."""
+    names = ("gram_q", "gram_k", "energy_q", "energy_k", "input_squares_q", "input_squares_k")
+    return {name: getattr(statistics, name) for name in names}
 
 
 def activations_from_weights(tiny: TinyCheckpoint, hidden: dict[int, Tensor], layer: int) -> tuple[Tensor, Tensor]:
@@ -78,13 +97,19 @@ def mixer_inputs(tiny: TinyCheckpoint, sequence: Tensor) -> dict[int, Tensor]:
 def test_every_layer_is_captured_before_normalisation(name: str, length: int, tmp_path: Path) -> None:
     tiny = tiny_checkpoint(name, tmp_path)
     sequence = tiny_tokens(length)
-    grams = run(tiny, list(batches([sequence], 1)))
+    statistics = collect(tiny, list(batches([sequence], 1)))
+    grams = (statistics.gram_q, statistics.gram_k)
+    energies = (statistics.energy_q, statistics.energy_k)
     hidden = mixer_inputs(tiny, sequence)
     assert hidden.keys() == {mixer.layer for mixer in tiny.mixers}
     for position, mixer in enumerate(tiny.mixers):
         for stream, activations in enumerate(activations_from_weights(tiny, hidden, mixer.layer)):
             expected = torch.einsum("nhd,nhe->hde", activations, activations)
-            torch.testing.assert_close(grams[stream, position], expected, rtol=1e-4, atol=1e-4 * float(expected.max()))
+            torch.testing.assert_close(grams[stream][position], expected, rtol=1e-4, atol=1e-4 * float(expected.max()))
+            unit = activations / activations.norm(dim=-1, keepdim=True)
+            torch.testing.assert_close(energies[stream][position], unit.square().sum(0), rtol=1e-4, atol=1e-4)
+        for squares in (statistics.input_squares_q, statistics.input_squares_k):
+            torch.testing.assert_close(squares[position], hidden[mixer.layer].square().sum(0), rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -100,7 +125,7 @@ def test_padding_enters_no_statistic(name: str, side: str, tmp_path: Path) -> No
         assert padded.attention_mask is not None
         padded = TokenBatch(torch.stack(rows), padded.attention_mask.flip(1))
     alone = [batch for sequence in sequences for batch in batches([sequence], 1)]
-    torch.testing.assert_close(run(tiny, [padded]), run(tiny, alone), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(sums(collect(tiny, [padded])), sums(collect(tiny, alone)), rtol=1e-4, atol=1e-4)
 
 
 def test_memory_does_not_grow_with_tokens_and_batching_does_not_matter(tmp_path: Path) -> None:
@@ -118,13 +143,34 @@ def test_continued_sums_equal_uninterrupted_ones_to_the_bit(tmp_path: Path) -> N
     saved: list[CalibrationProgress] = []
 
     def keep(progress: CalibrationProgress, tokens: int) -> None:
-        saved.append(CalibrationProgress(progress.batches, progress.grams.clone(), progress.tokens.clone()))
+        saved.append(
+            CalibrationProgress(progress.batches, **{name: t.clone() for name, t in progress.tensors().items()})
+        )
 
-    whole = calibrate(tiny.architecture, tiny.model, tiny.mixers, token_batches, None, keep)
-    rest = calibrate(tiny.architecture, tiny.model, tiny.mixers, token_batches, saved[1], lambda progress, tokens: None)
-    assert torch.equal(whole.gram_q, rest.gram_q)
-    assert torch.equal(whole.gram_k, rest.gram_k)
+    every = {"energy": True, "input_squares": True}
+    whole = calibrate(tiny.architecture, tiny.model, tiny.mixers, token_batches, None, keep, **every)
+    rest = calibrate(
+        tiny.architecture, tiny.model, tiny.mixers, token_batches, saved[1], lambda progress, tokens: None, **every
+    )
+    torch.testing.assert_close(sums(whole), sums(rest), rtol=0, atol=0)
     assert [progress.batches for progress in saved] == [1, 2, 3, 4]
+
+
+def test_what_is_not_asked_for_is_not_collected(tmp_path: Path) -> None:
+    tiny = tiny_checkpoint("delta_net", tmp_path)
+    token_batches = list(batches([tiny_tokens(64)], 1))
+    saved: list[CalibrationProgress] = []
+
+    def keep(progress: CalibrationProgress, tokens: int) -> None:
+        saved.append(progress)
+
+    plain = calibrate(tiny.architecture, tiny.model, tiny.mixers, token_batches, None, keep)
+    whole = collect(tiny, token_batches)
+    assert saved[0].tensors().keys() == {"grams", "tokens"}
+    assert (plain.energy_q, plain.energy_k, plain.input_squares_q, plain.input_squares_k) == (None,) * 4
+    assert torch.equal(plain.gram_q, whole.gram_q)
+    with pytest.raises(ValueError, match="the sums to continue from have no energies"):
+        calibrate(tiny.architecture, tiny.model, tiny.mixers, token_batches, saved[0], keep, energy=True)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -147,6 +193,33 @@ def test_a_layer_that_is_not_captured_is_an_error(tmp_path: Path) -> None:
     accumulator.on_query(0, torch.zeros(1, 5, 2, 16))
     with pytest.raises(RunError, match="layer 1: 0 of 5 query activations were captured"):
         accumulator.end_batch(5)
+
+
+def test_inputs_that_are_not_captured_are_an_error(tmp_path: Path) -> None:
+    tiny = tiny_checkpoint("q35", tmp_path)
+    accumulator = InputAccumulator(tiny.architecture, tiny.model, tiny.mixers, torch.device("cpu"))
+    accumulator.begin_batch(None)
+    with pytest.raises(RunError, match="layer 0: 0 of 5 inputs of the query projection were captured"):
+        accumulator.end_batch(5)
+
+
+def test_energy_by_hand() -> None:
+    """Two tokens of one head of two channels, and a silent one: 9/25 + 0 and 16/25 + 1."""
+    block = torch.tensor([[[3.0, 4.0], [0.0, 0.1], [0.0, 0.0]]])
+    torch.testing.assert_close(energy(block), torch.tensor([[0.36, 1.64]], dtype=torch.float64), rtol=1e-7, atol=0)
+
+
+def test_energy_of_half_precision_is_summed_in_float64() -> None:
+    block = torch.randn(3, 5000, 8, generator=torch.Generator().manual_seed(0)).bfloat16()
+    wide = block.double()
+    expected = (wide.square() / wide.square().sum(-1, keepdim=True)).sum(1)
+    assert energy(block).dtype == torch.float64
+    torch.testing.assert_close(energy(block), expected, rtol=1e-8, atol=0)
+
+
+def test_sum_of_squares_is_taken_in_float64() -> None:
+    inputs = torch.randn(40_000, 3, generator=torch.Generator().manual_seed(0)).half()
+    torch.testing.assert_close(sum_of_squares(inputs), inputs.double().square().sum(0), rtol=1e-9, atol=0)
 
 
 def test_gram_of_half_precision_is_summed_in_float64() -> None:

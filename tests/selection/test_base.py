@@ -29,7 +29,7 @@ def spoilt(tensor: Tensor, value: float) -> Tensor:
 def test_scoring_says_which_statistics_are_read() -> None:
     made = statistics()
     assert [float(made.gram(scoring)[0, 0, 0]) for scoring in ("qk", "k", "q")] == [3, 1, 2]
-    assert [float(made.weight_l1(scoring)[0, 0]) for scoring in ("qk", "k", "q")] == [3, 1, 2]
+    assert [float(made.channel_scores("weight_l1", scoring)[0, 0]) for scoring in ("qk", "k", "q")] == [3, 1, 2]
     assert (made.heads, made.width) == (2, 4)
 
 
@@ -62,6 +62,14 @@ REFUSED: dict[str, tuple[Callable[[HeadStatistics], HeadStatistics], str]] = {
     "nan": (
         lambda s: replace(s, gram_k=spoilt(s.gram_k, torch.nan)),
         "gram_k of stacked head 1 is not finite; check the activations and weights of that head.",
+    ),
+    "energy": (
+        lambda s: replace(s, energy_k=s.weight_l1_k[:1]),
+        f"energy_k has shape [1, 4] and torch.float64; give [2, 4] of torch.float64, {SHAPE}",
+    ),
+    "gradient": (
+        lambda s: replace(s, gradient_q=spoilt(s.weight_l1_q, torch.nan)),
+        "gradient_q of stacked head 1 is not finite; check the activations and weights of that head.",
     ),
     "infinite": (
         lambda s: replace(s, weight_l1_q=spoilt(s.weight_l1_q, torch.inf)),

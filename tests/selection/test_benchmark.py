@@ -22,4 +22,7 @@ def test_benchmark_writes_its_figures(tmp_path: Path) -> None:
     assert report["environment"].keys() >= {"cpu", "cores", "versions", "commit"}
     assert [result["certified"] for result in report["results"]] == [3] * 7
     assert all(len(result["seconds"]) == 2 for result in report["results"])
+    methods = {result["method"]: result["seconds"] for result in report["methods"]}
+    assert methods.keys() == {"drrqr", "l1", "energy", "s-wanda", "gradient", "random"}
+    assert all(len(seconds) == 2 for seconds in methods.values())
     assert {result["name"]: result["rank_deficient"] for result in report["results"]}["rank width/4"] == 3

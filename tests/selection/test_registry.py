@@ -20,7 +20,7 @@ from compressor.selection.request import Scoring
 
 
 def test_every_entry_names_a_selector_and_its_paper() -> None:
-    assert method_names() == ("drrqr", "l1", "random")
+    assert {"drrqr", "l1", "energy", "s-wanda", "gradient", "random"} <= set(method_names())
     for entry in ENTRIES:
         selector = build_selector(entry.name, "qk", 1.5)
         assert (type(selector).__module__, type(selector).__name__) == (entry.module, entry.class_name)
@@ -39,13 +39,15 @@ def test_parameters_are_stored() -> None:
         ("rrqr", "did you mean drrqr? "),
         ("DRRQR", "did you mean drrqr? "),
         ("randm", "did you mean random? "),
+        ("wanda", "did you mean s-wanda? "),
+        ("gradients", "did you mean gradient? "),
         ("magic", ""),
     ],
 )
 def test_unknown_method_gets_the_nearest_name_and_the_list(name: str, hint: str) -> None:
     with pytest.raises(RequestError) as caught:
         get_selector_entry(name)
-    assert str(caught.value) == f"Unknown method {name!r}: {hint}Known methods: drrqr, l1, random."
+    assert str(caught.value) == f"Unknown method {name!r}: {hint}Known methods: {', '.join(method_names())}."
 
 
 def test_scoring_of_a_method_that_scores_nothing_is_refused() -> None:

@@ -2,26 +2,47 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
+from torch import Tensor
 
 from compressor.errors import RequestError
 from compressor.selection.base import HeadStatistics
-from compressor.selection.registry import build_selector, method_names
-from compressor.selection.request import Scoring
+from compressor.selection.registry import build_selector, get_selector_entry, method_names
+from compressor.selection.request import Scoring, Statistic
 from tests.selection import oracle
 from tests.selection.matrices import correlated, gaussian, generator, gram
 
 
 def statistics(weight_q: list[float], weight_k: list[float]) -> HeadStatistics:
     width = len(weight_q)
+    ones = torch.ones(1, width, dtype=torch.float64)
     return HeadStatistics(
         gram_q=gram(correlated(40, width, 1))[None],
         gram_k=gram(correlated(40, width, 2))[None],
         weight_l1_q=torch.tensor([weight_q], dtype=torch.float64),
         weight_l1_k=torch.tensor([weight_k], dtype=torch.float64),
         tokens=40,
+        **dict.fromkeys(OPTIONAL, ones),
     )
+
+
+OPTIONAL = ("energy_q", "energy_k", "wanda_q", "wanda_k", "gradient_q", "gradient_k")
+
+# The methods that judge each channel by itself, and what they judge it by.
+BY_CHANNEL: dict[str, Statistic] = {"l1": "weight_l1", "energy": "energy", "s-wanda": "wanda", "gradient": "gradient"}
+
+
+def with_scores(statistic: Statistic, of_queries: list[float], of_keys: list[float]) -> HeadStatistics:
+    """One head whose every other statistic is the same for all channels."""
+    scores = {f"{statistic}_q": as_head(of_queries), f"{statistic}_k": as_head(of_keys)}
+    return replace(statistics([1] * len(of_queries), [1] * len(of_queries)), **scores)  # type: ignore[arg-type]
+
+
+def as_head(values: list[float]) -> Tensor:
+    return torch.tensor([values], dtype=torch.float64)
 
 
 @pytest.mark.parametrize(
@@ -35,17 +56,42 @@ def statistics(weight_q: list[float], weight_k: list[float]) -> HeadStatistics:
         ("q", 3, [0, 3, 4]),
     ],
 )
-def test_l1_keeps_the_largest_sums_and_the_lowest_of_ties(scoring: Scoring, keep: int, expected: list[int]) -> None:
-    made = statistics([3, 2, 2, 4, 4], [1, 5, 2, 2, 0])
-    choice = build_selector("l1", scoring, 1.5).select(made, keep, generator(0))
+@pytest.mark.parametrize("method", BY_CHANNEL)
+def test_the_largest_sums_are_kept_and_the_lowest_of_ties(
+    method: str, scoring: Scoring, keep: int, expected: list[int]
+) -> None:
+    made = with_scores(BY_CHANNEL[method], [3, 2, 2, 4, 4], [1, 5, 2, 2, 0])
+    choice = build_selector(method, scoring, 1.5).select(made, keep, generator(0))
     assert choice.indices.tolist() == [expected]
     rho = oracle.exchange_factors(_stacked(scoring), expected).max()
     assert float(choice.diagnostics.max_rho) == pytest.approx(rho)
 
 
-def test_l1_of_equal_channels_keeps_the_first() -> None:
-    choice = build_selector("l1", "qk", 1.5).select(statistics([1] * 100, [2] * 100), 30, generator(0))
+@pytest.mark.parametrize("method", BY_CHANNEL)
+def test_of_equal_channels_the_first_are_kept(method: str) -> None:
+    made = with_scores(BY_CHANNEL[method], [1] * 100, [2] * 100)
+    choice = build_selector(method, "qk", 1.5).select(made, 30, generator(0))
     assert choice.indices.tolist() == [list(range(30))]
+
+
+def test_a_method_says_what_it_needs() -> None:
+    for method, statistic in BY_CHANNEL.items():
+        assert get_selector_entry(method).needs == {statistic}
+    assert get_selector_entry("drrqr").needs == frozenset()
+
+
+@pytest.mark.parametrize("method", ["energy", "s-wanda", "gradient"])
+@pytest.mark.parametrize("absent", ["q", "k"])
+def test_a_method_whose_statistics_were_not_collected_says_so(method: str, absent: str) -> None:
+    statistic = BY_CHANNEL[method]
+    without: dict[str, Tensor | None] = {f"{statistic}_{absent}": None}
+    made = replace(statistics([1] * 5, [1] * 5), **without)  # type: ignore[arg-type]
+    with pytest.raises(RequestError) as caught:
+        build_selector(method, "qk", 1.5).select(made, 2, generator(0))
+    assert str(caught.value) == (
+        f"The statistics hold no {statistic} of the channels, which the chosen method scores by; calibrate again for "
+        "that method, or choose one that reads activations alone, such as drrqr."
+    )
 
 
 @pytest.mark.parametrize("scoring", ["qk", "k", "q"])
@@ -103,6 +149,7 @@ def test_every_method_keeps_exactly_keep_channels_twice_the_same(method: str, ke
         weight_l1_q=torch.ones(3, 6, dtype=torch.float64),
         weight_l1_k=torch.ones(3, 6, dtype=torch.float64),
         tokens=40,
+        **dict.fromkeys(OPTIONAL, torch.ones(3, 6, dtype=torch.float64)),
     )
     selector = build_selector(method, "qk", 1.5)
     first = selector.select(made, keep, generator(0)).indices

@@ -1,0 +1,87 @@
+"""What a run's method needs of calibration beside the Gram matrices; the stage `gradients`, of backward passes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from transformers import PreTrainedModel
+
+from compressor.architectures.projections import projections
+from compressor.artifacts import CalibrationStatistics
+from compressor.calibration.tokens import TokenBatch
+from compressor.data_parallel import Processes
+from compressor.planning import RunPlan
+from compressor.preparation import Source
+from compressor.progress import StageReporter
+from compressor.selection.registry import get_selector_entry
+from compressor.selection.request import Statistic
+from compressor.sensitivity.gradients import gradient_scores, loss_gradients
+from compressor.sensitivity.memory import BackwardPass, available_bytes, refuse_beyond
+
+
+def needed_statistics(plan: RunPlan) -> frozenset[Statistic]:
+    """What the method reads of each channel."""
+    return get_selector_entry(plan.recipe.selection.method).needs
+
+
+def refuse_gradients_beyond_memory(plan: RunPlan) -> None:
+    """Before anything is loaded; nothing where the method needs no gradients.
+
+    Raises:
+        RequestError: the backward passes need more memory than the device has.
+    """
+    method, request = plan.recipe.selection.method, plan.recipe.calibration
+    if "gradient" in needed_statistics(plan):
+        tokens = min(request.batch_size, request.samples) * request.sequence_length
+        need = backward_pass(plan.source, tokens, plan.dtype.itemsize)
+        refuse_beyond(need, available_bytes(plan.device), plan.device, method)
+
+
+def with_gradients(
+    plan: RunPlan,
+    model: PreTrainedModel,
+    batches: Sequence[TokenBatch],
+    statistics: CalibrationStatistics,
+    processes: Processes,
+    reporter: StageReporter,
+) -> CalibrationStatistics:
+    """The statistics with what the run's method needs of gradients; unchanged where it needs none.
+
+    The processes share the batches.
+
+    Raises:
+        FailedElsewhereError: another process failed.
+        RunError: a gradient is NaN or infinite (layer and head named).
+    """
+    if "gradient" not in needed_statistics(plan):
+        return statistics
+    own, architecture, mixers = processes.share(batches), plan.source.architecture, plan.source.mixers
+    with reporter.stage("gradients", sum(batch.num_tokens for batch in own)) as advance:
+        gradients = processes.summed(loss_gradients(architecture, model, mixers, own, advance))
+        scores = gradient_scores(architecture, model, mixers, gradients)
+    return replace(statistics, gradient_q=scores[0], gradient_k=scores[1])
+
+
+def backward_pass(source: Source, tokens: int, element_bytes: int) -> BackwardPass:
+    """The sizes of a backward pass over `tokens` tokens at once through a model in a dtype of `element_bytes`."""
+    shapes, architecture = source.shapes, source.architecture
+    config = source.config.get_text_config(decoder=True)
+    differentiated = {p.tensor for mixer in source.mixers for p in projections(architecture, mixer)}
+    return BackwardPass(
+        tokens=tokens,
+        element_bytes=element_bytes,
+        parameters=sum(math.prod(shape) for shape in shapes.values()),
+        differentiated=sum(math.prod(shapes[name]) for name in differentiated),
+        layers=config.num_hidden_layers,
+        hidden_size=config.hidden_size,
+        layer_width=max(_layer_width(source, mixer.tensors.rpartition(".")[0]) for mixer in source.mixers),
+        state_elements=max(mixer.state_elements for mixer in source.mixers),
+        vocabulary=config.vocab_size,
+    )
+
+
+def _layer_width(source: Source, block: str) -> int:
+    """Inputs and outputs of the linear modules below `block`."""
+    return sum(sum(shape) for name, shape in source.shapes.items() if name.startswith(f"{block}.") and len(shape) == 2)

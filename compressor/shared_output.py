@@ -1,0 +1,49 @@
+"""The output folder of a run of one or several processes: the main one locks, stages and publishes it for all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from compressor.data_parallel import Processes
+from compressor.export.folder import OutputFolder
+from compressor.export.interrupts import termination_raises
+from compressor.interruption import explained_interrupts
+
+
+def resume_folder_of(output: OutputFolder) -> Path:
+    """Beside the output: its lock, and what --resume goes on with."""
+    return output.path.with_name(f"{output.path.name}.resume")
+
+
+@contextmanager
+def held(outputs: Sequence[OutputFolder], saved: Path, processes: Processes) -> Iterator[None]:
+    """Lock `outputs`, the first of which is the run's, for all processes; what was left there is put right before any
+    of them goes on.
+
+    Raises:
+        RequestError: another run holds one of them; as `OutputFolder.check`.
+        InterruptedRunError: a signal came to the main process; `saved` holds what is done so far.
+        RunError: another process failed.
+    """
+    with ExitStack() as stack:
+        if processes.is_main:
+            stack.enter_context(explained_interrupts(outputs[0].path, saved))
+            for output in outputs:
+                stack.enter_context(output.lock(resume_folder_of(output) / "lock"))
+        else:
+            stack.enter_context(termination_raises())
+        processes.wait_for_all()
+        yield
+
+
+@contextmanager
+def staged_by_main(output: OutputFolder, processes: Processes) -> Iterator[Path]:
+    """`OutputFolder.staged` of the main process; the others see the same folder, and may read it alone.
+
+    Raises:
+        RunError: another process failed; as `OutputFolder.staged`.
+    """
+    with ExitStack() as stack:
+        yield processes.from_main(lambda: stack.enter_context(output.staged()))
