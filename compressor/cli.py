@@ -1,28 +1,31 @@
-"""The command `compress`: parses, prints, calls the pipeline. Imports no torch at start-up."""
+"""The command `compress`: parses, prints, calls the pipeline.
+
+What is not of the standard library is imported where it is used: torch would make every start slow, and Ctrl-C during
+an import at the top would print a traceback.
+"""
 
 from __future__ import annotations
 
 import argparse
 import sys
-import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-
-from rich.console import Console
+from typing import TYPE_CHECKING
 
 from compressor.errors import CompressorError
-from compressor.evaluate_command import compare_command, evaluate_command
-from compressor.flat_settings import nest_flat_settings
-from compressor.recipe import Recipe
-from compressor.recipe_file import load_settings
-from compressor.recover_command import recover_command
-from compressor.selection.registry import method_names
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from compressor.planning import RunOptions
+    from compressor.recipe import Recipe
 
 _EPILOG = """other verbs:
   compress verify DIR         prove in clean processes that a result loads, runs and is the cut it says
   compress recover DIR        train a result with the original as teacher
   compress evaluate MODEL     perplexity, retrieval, aggregation, completion; --baseline MODEL2 for differences
   compress compare A B        results of evaluate, or compressed folders, side by side
+  compress probe MODEL        what its recurrent states hold, which heads use them, what is lost without
   compress inspect MODEL      layers, heads, widths, state bytes, and what engines make of each width
   compress validate RECIPE    check a recipe file
 
@@ -36,9 +39,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "verify": _verify,
         "inspect": _inspect,
         "validate": _validate,
-        "evaluate": evaluate_command,
-        "compare": compare_command,
-        "recover": recover_command,
+        "evaluate": _evaluate,
+        "compare": _compare,
+        "recover": _recover,
+        "probe": _probe,
     }
     verb: Callable[[list[str]], int] = _compress
     if words and words[0] in verbs:
@@ -47,48 +51,93 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return verb(words)
     except CompressorError as error:
         if "--debug" in words:
+            import traceback
+
             traceback.print_exc()
         print(f"compress: error: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        print("compress: interrupted; nothing was written.", file=sys.stderr)
+        if _is_first_process():
+            print("compress: interrupted; nothing was written.", file=sys.stderr)
         return 130
+
+
+def _is_first_process() -> bool:
+    from compressor.launched import launch
+
+    return launch().index == 0
 
 
 def _compress(words: list[str]) -> int:
     arguments = vars(_compress_parser().parse_args(words))
+    from compressor.flat_settings import nest_flat_settings
+    from compressor.recipe import Recipe
+    from compressor.recipe_file import load_settings
+
     switches = {name: arguments.pop(name) for name in ("dry_run", "resume", "overwrite", "debug")}
     recipe_file = arguments.pop("recipe", None)
     base = None if recipe_file is None else load_settings(recipe_file)
     origin = "the request" if recipe_file is None else str(recipe_file)
     recipe = Recipe.from_settings(nest_flat_settings(arguments, base), origin)
-    console = Console()
-    from compressor.planning import RunOptions, pack_plan_tokens, plan_run
+    from rich.console import Console
 
-    options = RunOptions(resume=switches["resume"], overwrite=switches["overwrite"])
+    from compressor.planning import RunOptions
+
+    console, options = Console(), RunOptions(resume=switches["resume"], overwrite=switches["overwrite"])
     if switches["dry_run"]:
-        from compressor.reporting import plan_table
-
-        plan = plan_run(recipe, options)
-        tokens = pack_plan_tokens(plan)
-        console.print(plan_table(plan))
-        for note in (*plan.notes, *plan.cut.engine_warnings, *tokens.problems):
-            console.print(f"note: {note}", soft_wrap=True, highlight=False, markup=False)
-        console.print(
-            f"nothing was written; the result would be {plan.output.path}",
-            soft_wrap=True,
-            highlight=False,
-            markup=False,
-        )
+        if _is_first_process():
+            _plan(recipe, options, console)
         return 0
+    from compressor.data_parallel import leave_processes
     from compressor.pipeline import compress
     from compressor.reporting import result_table
 
     report = compress(recipe, options, console)
-    console.print(result_table(report))
-    console.print(f"result: {report.output_dir}", soft_wrap=True, highlight=False, markup=False)
-    console.print(f"load:   {report.load_line}", soft_wrap=True, highlight=False, markup=False)
+    leave_processes()
+    if _is_first_process():
+        console.print(result_table(report))
+        console.print(f"result: {report.output_dir}", soft_wrap=True, highlight=False, markup=False)
+        console.print(f"load:   {report.load_line}", soft_wrap=True, highlight=False, markup=False)
     return 0
+
+
+def _plan(recipe: Recipe, options: RunOptions, console: Console) -> None:
+    """Print what a run would do."""
+    from compressor.planning import pack_plan_tokens, plan_run
+    from compressor.reporting import plan_table
+
+    plan = plan_run(recipe, options)
+    tokens = pack_plan_tokens(plan)
+    console.print(plan_table(plan))
+    for note in (*plan.notes, *plan.cut.engine_warnings, *tokens.problems):
+        console.print(f"note: {note}", soft_wrap=True, highlight=False, markup=False)
+    console.print(
+        f"nothing was written; the result would be {plan.output.path}", soft_wrap=True, highlight=False, markup=False
+    )
+
+
+def _evaluate(words: list[str]) -> int:
+    from compressor.evaluate_command import evaluate_command
+
+    return evaluate_command(words)
+
+
+def _compare(words: list[str]) -> int:
+    from compressor.evaluate_command import compare_command
+
+    return compare_command(words)
+
+
+def _recover(words: list[str]) -> int:
+    from compressor.recover_command import recover_command
+
+    return recover_command(words)
+
+
+def _probe(words: list[str]) -> int:
+    from compressor.probe_command import probe_command
+
+    return probe_command(words)
 
 
 def _verify(words: list[str]) -> int:
@@ -117,6 +166,8 @@ def _inspect(words: list[str]) -> int:
     parser.add_argument("--revision", help="branch, tag or commit of a Hub model")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     arguments = parser.parse_args(words)
+    from rich.console import Console
+
     from compressor.inspection import inspect_model, inspection_tables
 
     console = Console()
@@ -130,6 +181,9 @@ def _validate(words: list[str]) -> int:
     parser.add_argument("recipe", type=Path, metavar="RECIPE")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     arguments = parser.parse_args(words)
+    from compressor.recipe import Recipe
+    from compressor.recipe_file import load_settings
+
     Recipe.from_settings(load_settings(arguments.recipe), str(arguments.recipe))
     print(f"{arguments.recipe} is valid")
     return 0
@@ -159,6 +213,11 @@ def _compress_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="train with the original as teacher; its settings stand in the recipe's section recovery",
     )
+    recovery.add_argument(
+        "--save-adapter",
+        metavar="DIR",
+        help="new folder for the adapter as well, in peft's format, for the checkpoint as it is without --recover",
+    )
     run = parser.add_argument_group("run")
     run.add_argument("--seed", type=int, help="default: 0")
     run.add_argument("--dtype", help="auto, float32, bfloat16, float16 (default: auto, bfloat16 on a GPU)")
@@ -178,6 +237,8 @@ def _compress_parser() -> argparse.ArgumentParser:
 
 
 def _add_selection_options(parser: argparse.ArgumentParser) -> None:
+    from compressor.selection.registry import method_names
+
     add = parser.add_argument_group("selection").add_argument
     add("--ratio", type=float, help="share of key/query channels removed, in [0, 1)")
     add("--target-dim", type=int, metavar="K", help="channels kept of each head; instead of --ratio")

@@ -34,9 +34,12 @@ ALLOWED_IMPORTS: dict[str, set[str]] = {
     "surgery": {"errors", "artifacts", "architectures", "checkpoint", "export"},
     "export": {"errors", "artifacts", "checkpoint"},
     "recovery": {"errors", "architectures"},
+    "sensitivity": {"errors", "architectures", "recovery"},
+    "fisher": {"errors", "architectures", "selection", "recovery"},
     "tokenization": {"errors"},
     "prompts": {"errors", "demo"},
     "evaluation": {"errors", "prompts", "tokenization"},
+    "probe": {"errors", "architectures", "evaluation"},
 }
 # Parts that few may import: the command stands above the pipeline, the pipeline above the rest.
 IMPORTED_BY: dict[str, set[str]] = {"cli": {"__main__"}, "pipeline": {"__init__", "cli"}}

@@ -1,0 +1,1 @@
+"""What the recurrent state uses of itself, and whether the model needs it."""

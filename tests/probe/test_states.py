@@ -1,0 +1,142 @@
+"""States as the stock caches hold them, against the delta rule written out in float64."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from compressor.architectures.recurrent_state import state_layout
+from compressor.errors import RequestError
+from compressor.probe.segments import Boundary, read_in_segments
+from tests.families import SUPPORTED_VARIANTS, TinyCheckpoint, tiny_checkpoint, tiny_tokens
+
+MODULES = {
+    "delta_net": ("fla.layers.delta_net", "chunk_delta_rule", "fused_recurrent_delta_rule"),
+    "gated_deltanet": (
+        "fla.layers.gated_deltanet",
+        "chunk_gated_delta_rule",
+        "fused_recurrent_gated_delta_rule",
+    ),
+    "qwen3_5": (
+        "transformers.models.qwen3_5.modeling_qwen3_5",
+        "torch_chunk_gated_delta_rule",
+        "torch_recurrent_gated_delta_rule",
+    ),
+}
+MODULES["qwen3_5_text"] = MODULES["qwen3_5"]
+
+
+def written_out(arguments: dict[str, Any], state: Tensor | None) -> Tensor:
+    """S_t = alpha S_{t-1} (I - beta k k^T) + beta v k^T, value-first [B, H_v, d_v, d_k], token by token in float64."""
+    key = arguments.get("k", arguments.get("key")).double()
+    value = arguments.get("v", arguments.get("value")).double()
+    step, gate = arguments["beta"].double(), arguments.get("g")
+    if arguments.get("use_beta_sigmoid_in_kernel"):
+        step = step.sigmoid() * (2 if arguments.get("allow_neg_eigval") else 1)
+    if arguments.get("use_gate_in_kernel"):
+        gate = -arguments["A_log"].double().exp() * F.softplus(gate.double() + arguments["dt_bias"].double())
+    if arguments.get("use_qk_l2norm_in_kernel"):
+        key = key / (key.square().sum(-1, keepdim=True) + 1e-6).sqrt()
+    heads = value.shape[2]
+    key = key.repeat_interleave(heads // key.shape[2], dim=2)
+    alpha = torch.ones_like(step) if gate is None else gate.double().exp()
+    if state is None:
+        state = key.new_zeros(len(key), heads, value.shape[-1], key.shape[-1])
+    identity = torch.eye(key.shape[-1], dtype=torch.float64)
+    for t in range(key.shape[1]):
+        k, v = key[:, t, :, :, None], value[:, t, :, :, None]
+        b, a = step[:, t, :, None, None], alpha[:, t, :, None, None]
+        state = a * state @ (identity - b * k @ k.mT) + b * v @ k.mT
+    return state
+
+
+def record_calls(tiny: TinyCheckpoint, patch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The arguments of every recurrence from now on, in the order of the calls."""
+    calls: list[dict[str, Any]] = []
+    module_name, *names = MODULES[tiny.raw_config["model_type"]]
+    module = importlib.import_module(module_name)
+
+    def recorder(original: Callable[..., Any]) -> Callable[..., Any]:
+        def recorded(*args: Any, **kwargs: Any) -> Any:
+            calls.append(dict(zip(("query", "key", "value"), args, strict=False)) | kwargs)
+            return original(*args, **kwargs)
+
+        return recorded
+
+    for name in names:
+        patch.setattr(module, name, recorder(vars(module)[name]))
+    return calls
+
+
+@pytest.mark.parametrize("segment", [90, 40])
+@pytest.mark.parametrize("name", SUPPORTED_VARIANTS)
+def test_states_are_those_of_the_recurrence(
+    name: str, segment: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After one segment through the chunked kernels, and after segments so short that layers run token by token."""
+    tiny = tiny_checkpoint(name, tmp_path)
+    layout = state_layout(tiny.raw_config["model_type"])
+    calls = record_calls(tiny, monkeypatch)
+    expected: list[Tensor | None] = [None] * len(tiny.mixers)
+    boundaries = 0
+
+    def compare(boundary: Boundary) -> None:
+        nonlocal boundaries
+        boundaries += 1
+        for number, mixer in enumerate(tiny.mixers):
+            state = layout.read(boundary.cache, mixer)
+            expected[number] = written_out(calls[number], expected[number])
+            assert tuple(state.shape) == (2, mixer.num_v_heads, mixer.head_v_dim, mixer.head_k_dim)
+            torch.testing.assert_close(state.double(), expected[number], rtol=1e-4, atol=1e-5)
+        calls.clear()
+
+    read_in_segments(tiny.model, [tiny_tokens(2 * segment, seed) for seed in range(2)], segment, 4, compare)
+    assert boundaries == 2
+
+
+@pytest.mark.parametrize("name", ["gated_deltanet_wide_values", "delta_net", "q35", "qw", "gated_deltanet_hybrid"])
+def test_segments_read_what_one_pass_reads(name: str, tmp_path: Path) -> None:
+    tiny = tiny_checkpoint(name, tmp_path)
+    sequences = [tiny_tokens(length, length) for length in (200, 65, 64, 2, 129)]
+    found = read_in_segments(tiny.model, sequences, 64, 4, lambda boundary: None)
+    for sequence, figures in zip(sequences, found, strict=True):
+        with torch.inference_mode():
+            logits = tiny.model(input_ids=sequence[None], use_cache=False).logits[0, :-1].double()
+        loss = F.cross_entropy(logits, sequence[1:], reduction="none")
+        torch.testing.assert_close(figures.losses.double(), loss, rtol=1e-4, atol=1e-4)
+        assert torch.equal(figures.correct, logits.argmax(-1) == sequence[1:])
+
+
+@pytest.mark.parametrize("name", ["gated_deltanet_grouped", "delta_net", "q35"])
+def test_a_state_that_is_written_is_gone_on_from(name: str, tmp_path: Path) -> None:
+    """Every state zeroed after 64 tokens, and conv and softmax caches left: the second half is read as if new."""
+    tiny = tiny_checkpoint(name, tmp_path)
+    layout = state_layout(tiny.raw_config["model_type"])
+    seen: list[Tensor] = []
+
+    def zero(boundary: Boundary) -> None:
+        for mixer in tiny.mixers:
+            state = layout.read(boundary.cache, mixer)
+            seen.append(state.clone())
+            layout.write(boundary.cache, mixer, torch.zeros_like(state))
+
+    whole = read_in_segments(tiny.model, [tiny_tokens(192)], 64, 1, lambda boundary: None)[0]
+    cut = read_in_segments(tiny.model, [tiny_tokens(192)], 64, 1, zero)[0]
+    assert torch.equal(whole.losses[:64], cut.losses[:64])
+    assert not torch.allclose(whole.losses[64:], cut.losses[64:], atol=1e-3)
+    first, second = seen[0], seen[len(tiny.mixers)]
+    assert not torch.allclose(first, second)
+    layer = tiny.mixers[0]
+    assert first.shape[1:] == (layer.num_v_heads, layer.head_v_dim, layer.head_k_dim)
+
+
+def test_an_unknown_family_is_refused() -> None:
+    with pytest.raises(RequestError, match="states of a rwkv7 model cannot be read .*known: delta_net"):
+        state_layout("rwkv7")
