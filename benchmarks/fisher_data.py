@@ -15,7 +15,7 @@ from compressor.calibration.text import TextSource, open_documents
 from compressor.calibration.tokenizer import load_tokenizer
 from compressor.calibration.tokens import batches, pack_tokens
 from compressor.evaluation.prompt_sets import minimum_lengths
-from compressor.evaluation.prompt_tokens import encode_prompts, TokenCounter
+from compressor.evaluation.prompt_tokens import TokenCounter, encode_prompts
 from compressor.preparation import Source
 from compressor.prompts.registry import UNSEEN, find_task, generate_prompts, task_names
 from compressor.retrieval_tokens import interleave, retrieval_sequences

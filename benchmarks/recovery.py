@@ -43,7 +43,7 @@ from compressor.checkpoint.config_file import CONFIG_FILE, read_config
 from compressor.distilling import plan_training
 from compressor.evaluation.measure import Material, compare
 from compressor.evaluation.pairing import differences, memory_difference
-from compressor.evaluation.results import collect
+from compressor.evaluation.results import Difference, collect
 from compressor.export.replacement import replace_tensors
 from compressor.loading import load_model, release_memory, resolve_device, resolve_dtype
 from compressor.material import make_material, plan_evaluation
@@ -186,9 +186,14 @@ def figures(bench: Bench, name: str, model: PreTrainedModel, details: dict[str, 
         "tasks": {task.task: task.score.mean for task in after.tasks},
         "memory_tokens": sum(task.token_accuracy.mean for task in after.tasks) / len(after.tasks),
         "token_accuracy": {task.task: task.token_accuracy.mean for task in after.tasks},
-        "differences": [dataclasses.asdict(change) for change in differences(before, after)],
+        "differences": [_difference(change) for change in differences(before, after)],
         **details,
     }
+
+
+def _difference(change: Difference) -> dict[str, Any]:
+    """With the text's name for its path."""
+    return dataclasses.asdict(change) | {"name": Path(change.name).stem}
 
 
 def _cut(bench: Bench, name: str) -> Path:

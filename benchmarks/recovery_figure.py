@@ -15,7 +15,18 @@ Row = dict[str, Any]
 
 def print_table(rows: Sequence[Row]) -> None:
     texts = list(dict.fromkeys(name for row in rows for name in row["perplexity"]))
-    columns = ["model", "ratio", "variant", *texts, "KL text", "KL prompts", "memory, tokens", "memory", "to dense", "s"]
+    columns = [
+        "model",
+        "ratio",
+        "variant",
+        *texts,
+        "KL text",
+        "KL prompts",
+        "memory, tokens",
+        "memory",
+        "to dense",
+        "s",
+    ]
     table = Table(*columns, "settings")
     for row in rows:
         error = row["memory_standard_error"]
@@ -36,30 +47,29 @@ def print_table(rows: Sequence[Row]) -> None:
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """Perplexity on the first text and memory, by variant, one line a model and ratio."""
+    """Perplexity on the first text, and memory, of the variants that every model and ratio has."""
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    groups: dict[tuple[str, float], list[Row]] = {}
+    groups: dict[tuple[str, float], dict[str, Row]] = {}
     for row in rows:
         if row["ratio"] > 0:
-            groups.setdefault((row["model"], row["ratio"]), []).append(row)
+            groups.setdefault((row["model"], row["ratio"]), {})[row["variant"]] = row
     dense = {row["model"]: row for row in rows if row["variant"] == "dense"}
+    names = [name for name in next(iter(groups.values())) if all(name in members for members in groups.values())]
     figure, axes = plt.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
     for (model, ratio), members in groups.items():
-        names = [row["variant"] for row in members]
-        text = next(iter(members[0]["perplexity"]))
-        base = dense[model]["perplexity"][text] if model in dense else None
-        if base is not None:
-            values = [100 * (row["perplexity"][text] / base - 1) for row in members]
-            axes[0].plot(names, values, marker="o", label=f"{model} at {ratio:g}")
-        axes[1].plot(names, [100 * row["memory_tokens"] for row in members], marker="o", label=f"{model} at {ratio:g}")
-    axes[0].set_ylabel("perplexity on prose above dense, %")
+        text = next(iter(dense[model]["perplexity"]))
+        base = dense[model]["perplexity"][text]
+        style = {"marker": "o", "label": f"{model} at {ratio:g}"}
+        axes[0].plot(names, [100 * (members[name]["perplexity"][text] / base - 1) for name in names], **style)
+        axes[1].plot(names, [100 * members[name]["memory_tokens"] for name in names], **style)
+    axes[0].set_ylabel("perplexity on prose above the original's, %")
     axes[1].set_ylabel("memory, % of answer tokens")
     for axis in axes:
-        axis.tick_params(axis="x", rotation=30)
+        axis.set_ylim(bottom=0)
         axis.grid(alpha=0.3)
     axes[1].legend(fontsize=8)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130)
+    figure.savefig(path, dpi=110)
     plt.close(figure)
