@@ -5,7 +5,7 @@
         --variants dense cut scaled refit mixers-4M mixers-4M-from-cut lora-4M control-4M
 
 Each variant is what the product's own commands write, reloaded: `cut` without refit, `scaled` without refit and with
-the norm epsilon scaled, `refit` the default, `mixers-4M` and `lora-4M` the refitted cut after `compress recover` on
+the norm epsilon scaled, `refit` the default, `refit-scaled` the same with the norm epsilon scaled, `mixers-4M` and `lora-4M` the refitted cut after `compress recover` on
 four million tokens, `...-from-cut` the same without the refit. `control-4M` is the model that was not pruned, trained
 by cross-entropy on the same batches with the same settings: what the tokens alone are worth.
 
@@ -55,9 +55,13 @@ from compressor.recovering import RecoverRequest, recover
 from compressor.recovery.student import prepare_student
 from compressor.recovery.training import train
 
+CUTS = {"cut": (False, "keep"), "scaled": (False, "scaled"), "refit": (True, "keep"), "refit-scaled": (True, "scaled")}
+"""Whether a variant is refitted, and its norm epsilon."""
 TASKS = ["niah_single_1", "vt", "cwe", "recall"]
 SEQUENCE_LENGTH = 2048
-TRAINED = re.compile(r"(?P<kind>mixers|lora|control)-(?P<millions>[\d.]+)M(-from-(?P<start>cut|scaled|refit))?")
+TRAINED = re.compile(
+    r"(?P<kind>mixers|lora|control)-(?P<millions>[\d.]+)M(-from-(?P<start>cut|scaled|refit|refit-scaled))?"
+)
 
 
 @dataclass(frozen=True)
@@ -141,7 +145,7 @@ def build(bench: Bench, name: str) -> tuple[PreTrainedModel, dict[str, Any]]:
     """The variant's model, and what is to be told of it beside its figures."""
     if name == "dense":
         return bench.dense, {}
-    if name in ("cut", "scaled", "refit"):
+    if name in CUTS:
         return _load(bench, _cut(bench, name)), {}
     match = TRAINED.fullmatch(name)
     if match is None:
@@ -201,7 +205,7 @@ def _cut(bench: Bench, name: str) -> Path:
     folder = bench.folder(name)
     if (folder / CONFIG_FILE).exists():
         return folder
-    arguments = bench.arguments
+    arguments, (refitted, epsilon) = bench.arguments, CUTS[name]
     compress(
         Recipe.from_settings(
             {
@@ -210,11 +214,11 @@ def _cut(bench: Bench, name: str) -> Path:
                 "selection": {
                     "ratio": bench.ratio,
                     "method": arguments.method,
-                    "norm_epsilon": "scaled" if name == "scaled" else "keep",
+                    "norm_epsilon": epsilon,
                 },
                 "calibration": {"source": arguments.training_text, "samples": arguments.calibration_samples},
                 "runtime": {"device": arguments.device, "seed": arguments.seed},
-                "recovery": {"refit": name == "refit"},
+                "recovery": {"refit": refitted},
                 "export": {"evaluate": False, "verify": False},
             }
         ),

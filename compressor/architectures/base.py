@@ -30,6 +30,7 @@ class Mixer:
 
     `module` is its dotted path in the stock class, `tensors` the prefix of its tensor names in the
     files. `convolution_width` counts all channels of its short convolutions, 0 without one.
+    `keys_per_token` is n_h of DeltaProduct, whose state takes that many updates a token.
     """
 
     layer: int
@@ -41,10 +42,11 @@ class Mixer:
     head_v_dim: int
     convolution_width: int
     convolution_size: int
+    keys_per_token: int = 1
 
     def __post_init__(self) -> None:
         """Raises RequestError where the config's numbers make no mixer."""
-        for name in ("num_k_heads", "num_v_heads", "head_k_dim", "head_v_dim"):
+        for name in ("num_k_heads", "num_v_heads", "head_k_dim", "head_v_dim", "keys_per_token"):
             value = vars(self)[name]
             if type(value) is not int or value < 1:
                 raise RequestError(
@@ -100,7 +102,8 @@ class RecurrenceTap:
 
     The base class changes nothing. `query` and `key` arrive after convolution and activation and
     before any normalisation, as [B, T, H_k, d_k]; a mixer that removes padding itself passes
-    [1, tokens, H_k, d_k]. `output` is [B, T, H_v, d_v], before the output norm.
+    [1, tokens, H_k, d_k]. `output` is [B, T, H_v, d_v], before the output norm. With several keys a
+    token `on_key` is called once for each: for the first of all tokens, then for the second.
     """
 
     def on_query(self, layer: int, query: Tensor) -> Tensor:
@@ -209,6 +212,10 @@ class Architecture(ABC):
         """The stack without the language-model head; takes input_ids, attention_mask, use_cache."""
 
 
-def head_major_rows(num_heads: int, head_dim: int, offset: int = 0) -> Tensor:
-    """Rows of a projection that lays heads one after the other: int64 [num_heads, head_dim, 1]."""
-    return (offset + torch.arange(num_heads * head_dim)).reshape(num_heads, head_dim, 1)
+def head_major_rows(num_heads: int, head_dim: int, offset: int = 0, copies: int = 1) -> Tensor:
+    """Rows of a projection that lays heads one after the other: int64 [num_heads, head_dim, copies].
+
+    With several copies, those of all heads come before the next ones.
+    """
+    rows = offset + torch.arange(copies * num_heads * head_dim)
+    return rows.reshape(copies, num_heads, head_dim).permute(1, 2, 0)

@@ -39,10 +39,14 @@ class FlaArchitecture(Architecture):
         return AutoConfig.from_pretrained(folder, local_files_only=True)
 
     def channel_maps(self, mixer: Mixer) -> tuple[ChannelMap, ...]:
-        """q_proj, k_proj and their short convolutions: head-major rows."""
-        rows = head_major_rows(mixer.num_k_heads, mixer.head_k_dim)
+        """q_proj, k_proj and their short convolutions: head-major rows, the first keys of a token before its second."""
+        copies: dict[Stream, int] = {"query": 1, "key": mixer.keys_per_token}
+        rows = {
+            stream: head_major_rows(mixer.num_k_heads, mixer.head_k_dim, copies=count)
+            for stream, count in copies.items()
+        }
         return tuple(
-            ChannelMap(f"{mixer.tensors}.{letter}_{module}.{parameter}", stream, rows, is_projection)
+            ChannelMap(f"{mixer.tensors}.{letter}_{module}.{parameter}", stream, rows[stream], is_projection)
             for letter, stream in _STREAMS
             for module, parameter, is_projection in (
                 ("proj", "weight", True),

@@ -59,7 +59,10 @@ def test_only_narrow_recurrences_on_a_gpu_are_padded(device: str, width: int, pa
 @pytest.mark.parametrize("width", [16, 32, 48, 64, 96, 128])
 @pytest.mark.parametrize("name", ["gated_deltanet", "delta_net", "q35"])
 def test_gradients_on_a_gpu_are_those_of_plain_torch(name: str, width: int, tmp_path: Path) -> None:
-    """At every width that a cut may leave; kernels tuned into a wrong variant have given others."""
+    """At every width that a cut may leave; kernels tuned into a wrong variant have given others.
+
+    Products in bfloat16 alone move single tensors by up to 0.14 (seen on a CPU); a wrong kernel, by about 1.
+    """
     overrides = {
         "gated_deltanet": {"hidden_size": 128, "head_dim": 128},
         "delta_net": {"hidden_size": 128, "expand_k": 2.0, "expand_v": 2.0, "num_heads": 2},
@@ -71,7 +74,7 @@ def test_gradients_on_a_gpu_are_those_of_plain_torch(name: str, width: int, tmp_
     for key, value in expected.items():
         if float(value.norm()) > 1e-6:
             error = float((actual[key] - value).norm() / value.norm())
-            assert error < 0.1, (key, error)
+            assert error < 0.25, (key, error)
 
 
 def loss_of_long_text(tiny: TinyCheckpoint, device: torch.device) -> dict[str, Tensor]:
