@@ -6,8 +6,9 @@
 
 Each variant is what the product's own commands write, reloaded: `cut` without refit, `scaled` without refit and with
 the norm epsilon scaled, `refit` the default, `refit-scaled` the same with the norm epsilon scaled, `mixers-4M` and
-`lora-4M` the refitted cut after `compress recover` on four million tokens, `...-from-cut` the same without the refit. `control-4M` is the model that was not pruned, trained
-by cross-entropy on the same batches with the same settings: what the tokens alone are worth.
+`lora-4M` the refitted cut after `compress recover` on four million tokens, `...-from-cut` the same without the refit.
+`control-4M` is the model that was not pruned, trained by cross-entropy on the same batches with the same settings:
+what the tokens alone are worth.
 
 Perplexity a token is of `--windows` windows of 2048 tokens a text; KL(dense || variant) in nats a token, of the texts
 and of the prompts. Memory is the mean over single needle, variable tracking, common words and recall, `--samples`
