@@ -34,7 +34,7 @@ def test_there_are_commands() -> None:
 def test_commands_are_understood(
     page: str, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A model or file that is not there is refused with exit status 2; what argparse does not know ends in SystemExit."""
+    """A model or file that is not there gives exit status 2; what argparse does not know ends in SystemExit."""
     monkeypatch.chdir(tmp_path)
     words = shlex.split(command)
     words = words[words.index("compressor") + 1 :] if words[0] == "accelerate" else words[1:]
