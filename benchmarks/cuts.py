@@ -7,7 +7,6 @@ that the exported norm epsilon gives them, which is what a cut checkpoint comput
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -157,7 +156,7 @@ def masked(bench: Bench, kept: Kept | None, epsilon: str) -> AbstractContextMana
     if kept is None:
         return nullcontext()
     width = next(iter(kept.values())).shape[1]
-    scale = math.sqrt(bench.width / width) if epsilon == "keep" else 1.0
+    scale = bench.source.architecture.output_scale(bench.width, width) if epsilon == "keep" else 1.0
     masks = MaskedChannels(kept, bench.width, scale)
     return bench.source.architecture.tapped(bench.cut, bench.source.mixers, masks)
 

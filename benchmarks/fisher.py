@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -213,7 +212,7 @@ def measure_model(source: Source, arguments: argparse.Namespace, results: Result
                 kept, passes, steps = select(masked, data.fit, keep, method, epsilon, drrqr, arguments.seed)
             seconds = time.perf_counter() - started
             peak = None if held is None else (torch.cuda.max_memory_allocated(device) - held) / 2**30
-            scale = 1.0 if epsilon == "scaled" else math.sqrt(masked.shape[2] / keep)
+            scale = 1.0 if epsilon == "scaled" else source.architecture.output_scale(masked.shape[2], keep)
             texts = {name: masked_divergence(masked, part, kept, scale, alone) for name, part in data.texts.items()}
             prompts = masked_divergence(masked, data.prompts, kept, scale, alone)
             cost = Cost(seconds, passes, seconds / bare, peak)

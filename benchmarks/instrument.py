@@ -83,7 +83,7 @@ def random_cut(source: Source, model: PreTrainedModel, share: float, seed: int) 
         mixer.layer: torch.rand(first.num_k_heads, first.head_k_dim, generator=generator).argsort(-1)[:, :keep]
         for mixer in source.mixers
     }
-    scale = (first.head_k_dim / keep) ** 0.5
+    scale = source.architecture.output_scale(first.head_k_dim, keep)
     return source.architecture.tapped(model, source.mixers, MaskedChannels(kept, first.head_k_dim, scale))
 
 

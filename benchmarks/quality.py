@@ -188,7 +188,9 @@ def epsilon_variant(source: Source, cut: PreTrainedModel, ratio: float, policy: 
     if policy == "keep":
         return nullcontext()
     mixers = source.architecture.mixers(cut.config, list(source.shapes))
-    return source.architecture.tapped(cut, mixers, ScaledOutput(math.sqrt(1 - ratio)))
+    width = source.mixers[0].head_k_dim
+    kept_scale = source.architecture.output_scale(width, round(width * (1 - ratio)))
+    return source.architecture.tapped(cut, mixers, ScaledOutput(1 / kept_scale))
 
 
 def text_windows(source: Source, path: Path, arguments: argparse.Namespace) -> Iterator[Tensor]:

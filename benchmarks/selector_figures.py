@@ -1,4 +1,4 @@
-"""Tables and figures of benchmarks.selectors."""
+"""Tables and figures of benchmarks.selectors and benchmarks.pca."""
 
 from __future__ import annotations
 
@@ -19,6 +19,9 @@ COLORS = {
     "s-wanda": "tab:red",
     "gradient": "tab:purple",
     "random": "tab:gray",
+    "pca-exact": "tab:cyan",
+    "pca-nearest": "tab:pink",
+    "pca-shared": "tab:brown",
 }
 STYLES = {"qk": "-", "k": "--", "q": ":"}
 HEAD_FIGURES = ("condition_number", "sigma_min", "sigma_max", "energy")
@@ -29,11 +32,11 @@ def print_cuts(rows: Sequence[Row]) -> None:
     texts = list(rows[0]["perplexity"]) if rows else []
     names = "".join(f"{text:>9}" for text in texts)
     divergences = f"{'KL text':>9}{'KL prompts':>11}"
-    print(f"{'model':<14}{'method':<10}{'scoring':<8}{'keep':>5} {'epsilon':<8}{names}{divergences}{'memory':>8}")
+    print(f"{'model':<14}{'method':<13}{'scoring':<8}{'keep':>5} {'epsilon':<8}{names}{divergences}{'memory':>8}")
     for row in rows:
         figures = "".join(f"{_number(row['perplexity'][text], 2):>9}" for text in texts)
         divergences = f"{_number(row['kl_text'], 4):>9}{_number(row['kl_prompts'], 4):>11}"
-        place = f"{row['model']:<14}{row['method']:<10}{row['scoring']:<8}{row['key_dim']:>5} {row['norm_epsilon']:<8}"
+        place = f"{row['model']:<14}{row['method']:<13}{row['scoring']:<8}{row['key_dim']:>5} {row['norm_epsilon']:<8}"
         print(f"{place}{figures}{divergences}{_number(row['memory'], 1):>8}")
 
 

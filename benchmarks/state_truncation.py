@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.environment import write_result
+from compressor.architectures.family import family_of
 from compressor.calibration.text import TextSource, open_documents
 from compressor.calibration.tokenizer import load_tokenizer
 from compressor.loading import load_model
@@ -93,7 +94,7 @@ def trained(folder: str, count: int, device: torch.device) -> tuple[Tensor, Tens
     tokenizer = load_tokenizer(source.folder, False)
     documents, _ = probe_documents(open_documents(TextSource("demo")), tokenizer, SECOND, 256, 8)
     model = load_model(source.architecture, source.folder, source.checkpoint.raw_config, torch.float32, device)
-    probed = Probed(model, source.architecture, source.mixers, str(source.checkpoint.raw_config["model_type"]))
+    probed = Probed(model, source.architecture, source.mixers, family_of(source.checkpoint.raw_config))
     held: dict[int, Tensor] = {}
 
     def look(boundary: Boundary) -> None:

@@ -1,7 +1,8 @@
 """Tiny random checkpoints of every family, built on the spot with the stock classes.
 
-`VARIANTS` lists them by name. `save_tiny` writes one as a stock checkpoint folder; `edit_config`, `read_weights` and
-`write_weights` change such a folder afterwards, the way a broken or unusual checkpoint differs from a plain one.
+`VARIANTS` (tests/tiny_variants.py) lists them by name. `save_tiny` writes one as a stock checkpoint folder;
+`edit_config`, `read_weights` and `write_weights` change such a folder afterwards, the way a broken or unusual
+checkpoint differs from a plain one.
 Weights are fp32 draws of a private generator state: the global one is left as it was.
 """
 
@@ -12,132 +13,13 @@ import json
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 
-
-@dataclass(frozen=True)
-class Variant:
-    """Stock config class, stock model class (both by import path) and the config fields of one tiny model."""
-
-    config_class: str
-    model_class: str
-    fields: Mapping[str, Any] = field(default_factory=dict)
-
-
-_FLA = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_heads": 2,
-    "intermediate_size": 48,
-    "initializer_range": 0.2,
-}
-_GATED_DELTANET = _FLA | {"head_dim": 16, "expand_v": 1.0}
-_QWEN_LINEAR = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "num_hidden_layers": 4,
-    "head_dim": 16,
-    "linear_key_head_dim": 16,
-    "linear_value_head_dim": 16,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "intermediate_size": 48,
-    "initializer_range": 0.2,
-}
-_VISION = {
-    "depth": 1,
-    "hidden_size": 16,
-    "intermediate_size": 16,
-    "num_heads": 2,
-    "out_hidden_size": 32,
-    "num_position_embeddings": 16,
-    "patch_size": 4,
-}
-
-
-def _gated_deltanet(**fields: Any) -> Variant:
-    return Variant("fla.models:GatedDeltaNetConfig", "fla.models:GatedDeltaNetForCausalLM", _GATED_DELTANET | fields)
-
-
-def _delta_net(**fields: Any) -> Variant:
-    return Variant("fla.models:DeltaNetConfig", "fla.models:DeltaNetForCausalLM", _FLA | fields)
-
-
-VARIANTS: dict[str, Variant] = {
-    "gated_deltanet": _gated_deltanet(),
-    "gated_deltanet_grouped": _gated_deltanet(num_v_heads=4),
-    "gated_deltanet_wide_values": _gated_deltanet(expand_v=2.0),
-    "gated_deltanet_no_short_conv": _gated_deltanet(use_short_conv=False),
-    "gated_deltanet_no_gate": _gated_deltanet(use_gate=False),
-    "gated_deltanet_tied": _gated_deltanet(tie_word_embeddings=True),
-    "gated_deltanet_negative_eigenvalues": _gated_deltanet(allow_neg_eigval=True),
-    "gated_deltanet_hybrid": _gated_deltanet(num_hidden_layers=3, attn={"layers": [1], "num_heads": 2}),
-    "delta_net": _delta_net(),
-    "delta_net_sum_norm": _delta_net(qk_norm="sum", qk_activation="elu"),
-    "delta_net_relu": _delta_net(qk_activation="relu"),
-    "delta_net_elu": _delta_net(qk_activation="elu"),
-    "delta_net_identity": _delta_net(qk_activation="identity"),
-    "delta_net_gate": _delta_net(use_gate=True),
-    "delta_net_no_beta": _delta_net(use_beta=False),
-    "delta_net_no_short_conv": _delta_net(use_short_conv=False),
-    "delta_net_tied": _delta_net(tie_word_embeddings=True),
-    "gated_deltaproduct": Variant(
-        "fla.models:GatedDeltaProductConfig",
-        "fla.models:GatedDeltaProductForCausalLM",
-        _GATED_DELTANET | {"num_householder": 2},
-    ),
-    "q35": Variant("transformers:Qwen3_5TextConfig", "transformers:Qwen3_5ForCausalLM", _QWEN_LINEAR),
-    "qw": Variant(
-        "transformers:Qwen3_5Config",
-        "transformers:Qwen3_5ForConditionalGeneration",
-        {
-            "text_config": _QWEN_LINEAR | {"tie_word_embeddings": True},
-            "vision_config": _VISION,
-            "tie_word_embeddings": True,
-        },
-    ),
-    "qn": Variant(
-        "transformers:Qwen3NextConfig", "transformers:Qwen3NextForCausalLM", _QWEN_LINEAR | {"num_experts": 0}
-    ),
-    "nh": Variant(
-        "transformers:NemotronHConfig",
-        "transformers:NemotronHForCausalLM",
-        {
-            "vocab_size": 64,
-            "hidden_size": 32,
-            "layers_block_type": ["linear_attention", "mlp", "linear_attention", "full_attention"],
-            "mamba_num_heads": 4,
-            "mamba_head_dim": 16,
-            "ssm_state_size": 16,
-            "n_groups": 2,
-            "intermediate_size": 48,
-            "num_attention_heads": 2,
-            "num_key_value_heads": 1,
-            "head_dim": 16,
-        },
-    ),
-    "m2": Variant(
-        "transformers:Mamba2Config",
-        "transformers:Mamba2ForCausalLM",
-        {
-            "vocab_size": 64,
-            "hidden_size": 32,
-            "num_heads": 4,
-            "head_dim": 16,
-            "state_size": 16,
-            "n_groups": 2,
-            "num_hidden_layers": 2,
-        },
-    ),
-}
+from tests.tiny_variants import VARIANTS
 
 
 def tiny_config(name: str, overrides: Mapping[str, Any] | None = None) -> Any:
@@ -179,7 +61,11 @@ def save_tiny(
     `max_shard_size` in bytes or as "20KB"; None gives a single file.
     """
     model = tiny_model(name, overrides, seed).to(dtype)
-    model.save_pretrained(folder, max_shard_size="50GB" if max_shard_size is None else max_shard_size)  # type: ignore[operator]
+    model.save_pretrained(  # type: ignore[operator]
+        folder,
+        max_shard_size="50GB" if max_shard_size is None else max_shard_size,
+        save_original_format=VARIANTS[name].published_names,
+    )
     return folder
 
 

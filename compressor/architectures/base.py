@@ -8,6 +8,7 @@ Notation used for tensor shapes:
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -31,6 +32,7 @@ class Mixer:
     `module` is its dotted path in the stock class, `tensors` the prefix of its tensor names in the
     files. `convolution_width` counts all channels of its short convolutions, 0 without one.
     `keys_per_token` is n_h of DeltaProduct, whose state takes that many updates a token.
+    `renamed` are parameters that the files hold by another name, or at None in parts, both below the layer's block.
     """
 
     layer: int
@@ -43,6 +45,7 @@ class Mixer:
     convolution_width: int
     convolution_size: int
     keys_per_token: int = 1
+    renamed: tuple[tuple[str, str | None], ...] = ()
 
     def __post_init__(self) -> None:
         """Raises RequestError where the config's numbers make no mixer."""
@@ -70,7 +73,8 @@ class ChannelMap:
 
     `rows` is int64 [H_k, d_k, copies]: one channel can own several slices of a tensor.
     `is_projection` marks the weights that produce the channel, which weight-based scores read;
-    convolutions and biases only follow the choice.
+    convolutions and biases only follow the choice. `slices` is how many the tensor must have along
+    `dim`, for one that the stock loader puts together with others and so takes at any size.
     """
 
     tensor: str
@@ -78,6 +82,7 @@ class ChannelMap:
     rows: Tensor
     is_projection: bool
     dim: int = 0
+    slices: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +92,7 @@ class RecoveryTargets:
     Attributes:
         projections: paths of the linear modules, each of which the stock layer calls as a module: a kernel that read
             the weight itself would pass an adapter by.
-        per_head: those of the projections that give one number a head, as gates do: few low ranks fit them.
+        per_head: those of the projections that give one or two numbers a head, as gates do: few low ranks fit them.
         whole: full names of the parameters beside the projections' weights: convolutions, the output norm, decays,
             biases, and the norm in front of the mixer.
     """
@@ -131,6 +136,12 @@ class Architecture(ABC):
     needs_fla: ClassVar[bool]
     kernels_take_float32: ClassVar[bool]
     """Whether the GPU kernels accept float32 activations."""
+    scales_by_width: ClassVar[bool] = True
+    """Whether the recurrence multiplies queries by head_k_dim**-0.5, so that a cut changes the size of its outputs."""
+    norm_epsilon_in_config: ClassVar[bool] = True
+    """Whether the output norm's epsilon is a field of config.json, so that an export can scale it."""
+    loading_note: ClassVar[str] = ""
+    """What the model card says about loading beside the import, one or more sentences of Markdown."""
 
     @abstractmethod
     def import_stock_classes(self) -> None:
@@ -169,9 +180,13 @@ class Architecture(ABC):
             RequestError: the config's fields cannot express that width.
         """
 
+    def output_scale(self, head_k_dim: int, keep: int) -> float:
+        """What a cut from `head_k_dim` to `keep` channels multiplies every mixer output by, beside what it removes."""
+        return math.sqrt(head_k_dim / keep) if self.scales_by_width else 1.0
+
     @abstractmethod
     def norm_epsilon(self, config: PretrainedConfig) -> float:
-        """The epsilon that the mixers' output norm reads from the config."""
+        """The epsilon of the mixers' output norm."""
 
     @abstractmethod
     def norms_sharing_epsilon(self, model: PreTrainedModel) -> dict[str, nn.Module]:

@@ -15,40 +15,56 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from compressor.architectures.base import Mixer
+from compressor.architectures.family import FLA_MAMBA2
 
 OnLogDecay = Callable[[int, Tensor], None]
 """Gets the layer and log alpha, float32 [B, T, H_v], before the mixer's recurrence runs."""
 
 _GATE_PROJECTIONS: Mapping[str, str] = {
     "gated_deltanet": "a_proj",
+    "gated_deltaproduct": "a_proj",
+    "mamba2": "in_proj",
+    FLA_MAMBA2: "in_proj",
+    "olmo_hybrid": "a_proj",
     "qwen3_5": "in_proj_a",
+    "qwen3_5_moe": "in_proj_a",
+    "qwen3_5_moe_text": "in_proj_a",
     "qwen3_5_text": "in_proj_a",
+    "qwen3_next": "in_proj_ba",
 }
+_STEPS_AND_DECAYS = frozenset({"in_proj_ba"})
+"""Projections that give, one key head after the other, the steps of its value heads and then their decays."""
 
 
 def has_decay(model_type: str) -> bool:
-    """Whether the family's states forget by themselves."""
+    """Whether the family's states forget by themselves; Gated DeltaProduct's do where its config asks for it."""
     return model_type in _GATE_PROJECTIONS
 
 
 @contextmanager
 def decays_seen(model: nn.Module, mixers: Sequence[Mixer], model_type: str, on_log_decay: OnLogDecay) -> Iterator[None]:
-    """While active, every forward pass of `model` reports its decays; a family without decay reports none."""
+    """While active, every forward pass of `model` reports its decays; a mixer without a gate reports none."""
     with ExitStack() as stack:
         if has_decay(model_type):
             for mixer in mixers:
-                gate = model.get_submodule(f"{mixer.module}.{_GATE_PROJECTIONS[model_type]}")
-                hook = _report(mixer.layer, model.get_submodule(mixer.module), on_log_decay)
-                stack.callback(gate.register_forward_hook(hook).remove)
+                module = model.get_submodule(mixer.module)
+                gate = dict(module.named_children()).get(_GATE_PROJECTIONS[model_type])
+                if gate is not None:
+                    interleaved = _GATE_PROJECTIONS[model_type] in _STEPS_AND_DECAYS
+                    hook = _report(mixer, module, interleaved, on_log_decay)
+                    stack.callback(gate.register_forward_hook(hook).remove)
         yield
 
 
 def _report(
-    layer: int, mixer: nn.Module, on_log_decay: OnLogDecay
+    mixer: Mixer, stock: nn.Module, interleaved: bool, on_log_decay: OnLogDecay
 ) -> Callable[[nn.Module, tuple[Any, ...], Tensor], None]:
-    rate, bias = mixer.get_parameter("A_log"), mixer.get_parameter("dt_bias")
+    rate, bias = stock.get_parameter("A_log"), stock.get_parameter("dt_bias")
 
     def hook(module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> None:
-        on_log_decay(layer, -rate.float().exp() * F.softplus(output.float() + bias.float()))
+        if interleaved:
+            output = output.unflatten(-1, (mixer.num_k_heads, 2, -1))[..., 1, :].flatten(-2)
+        output = output[..., -mixer.num_v_heads :]  # Mamba-2's in_proj gives the step sizes last
+        on_log_decay(mixer.layer, -rate.float().exp() * F.softplus(output.float() + bias.float()))
 
     return hook

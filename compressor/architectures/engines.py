@@ -1,6 +1,7 @@
-"""What serving engines take after a cut of the key width, with the evidence for each line.
+"""What serving engines take after a cut of the key width, with version and evidence for each line.
 
-d_v stays as it was, so most limits concern d_k != d_v.
+d_v stays as it was, so most limits concern d_k != d_v. "ran" was run on a CPU, "read" is the engine's source, in
+November 2026. An engine that is not in the table for a family was not looked at.
 """
 
 from __future__ import annotations
@@ -11,16 +12,32 @@ from typing import Literal
 
 Verdict = Literal["runs", "needs a flag", "refused"]
 
+QWEN = frozenset({"qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"})
+"""The families whose recurrence the serving engines call gated delta net."""
+_TEXT_ONLY = frozenset({"qwen3_5_moe_text", "qwen3_5_text"})
+
 
 @dataclass(frozen=True)
 class EngineRule:
-    """One engine's answer for a kept key width. `verdict` takes (head_k_dim, head_v_dim)."""
+    """One engine's answer for a kept key width. `verdict` takes (head_k_dim, head_v_dim).
+
+    `families` are all whose classes are one library's, or those of some names.
+    `command` loads or serves a checkpoint, with `MODEL` for its folder or Hub id; `flag` is added where one is needed.
+    """
 
     engine: str
-    families: Literal["fla", "transformers"]
+    families: Literal["fla", "transformers"] | frozenset[str]
     verdict: Callable[[int, int], Verdict]
     note: str
     evidence: str
+    command: str | None = None
+    flag: str = ""
+
+    def covers(self, family: str, needs_fla: bool) -> bool:
+        """Whether the rule speaks of the family, which is a `model_type` in all but one case (see `family`)."""
+        if isinstance(self.families, frozenset):
+            return family in self.families
+        return self.families == ("fla" if needs_fla else "transformers")
 
 
 def _at_most_256(head_k_dim: int, head_v_dim: int) -> Verdict:
@@ -47,58 +64,94 @@ def _power_of_two(head_k_dim: int, head_v_dim: int) -> Verdict:
     return "runs" if head_k_dim & (head_k_dim - 1) == 0 else "refused"
 
 
+def _always_with_a_flag(head_k_dim: int, head_v_dim: int) -> Verdict:
+    return "needs a flag"
+
+
+def _never(head_k_dim: int, head_v_dim: int) -> Verdict:
+    return "refused"
+
+
+_VLLM_GDN = "read: vllm/model_executor/layers/mamba/gdn/qwen_gdn_linear_attn.py"
+
 ENGINE_RULES: tuple[EngineRule, ...] = (
     EngineRule(
         "flash-linear-attention 0.6", "fla", _at_most_256,
-        "blocks are padded to a power of two: 64 and 32 are the widths that pay", "source and runs",
+        "blocks are padded to a power of two: 64 and 32 are the widths that pay", "read, and ran on an H200",
     ),
     EngineRule(
-        "transformers 5.24", "transformers", _any,
-        "no continuous batching of linear attention", "runs at 128, 96, 64, 48, 32",
-    ),
-    EngineRule("vLLM 0.33 CUDA before Hopper", "transformers", _at_most_256, "Triton kernels", "source"),
-    EngineRule(
-        "vLLM 0.33 Hopper", "transformers", _only_128_by_default,
-        "other widths need --gdn-prefill-backend triton", "source",
+        "transformers 5.23", "transformers", _any,
+        "no continuous batching of linear attention; on a CPU fla must not be importable",
+        "ran at 128, 96, 64, 48, 32", "transformers serve MODEL",
     ),
     EngineRule(
-        "vLLM 0.27 to 0.32 CPU", "transformers", _square_64_or_128,
-        "expects head_dim equal to head_dim_v", "runs",
+        "vLLM 0.33 CUDA before Hopper", QWEN, _at_most_256, "Triton kernels", _VLLM_GDN, "vllm serve MODEL",
     ),
     EngineRule(
-        "SGLang 0.5.23 CUDA", "transformers", _power_of_two,
-        "tl.arange needs a power of two; bf16 state on Blackwell: --linear-attn-decode-backend triton", "source",
+        "vLLM 0.33 Hopper", QWEN, _only_128_by_default,
+        "its default prefill kernel, FlashInfer's, takes 128 alone and fails at the first request; "
+        "other widths need --gdn-prefill-backend triton",
+        _VLLM_GDN, "vllm serve MODEL", "--gdn-prefill-backend triton",
     ),
-    EngineRule("llama.cpp", "transformers", _square, "one width serves keys and values", "source"),
-    EngineRule("MLX", "transformers", _any, "the Metal kernel needs a multiple of 32", "source"),
+    EngineRule(
+        "vLLM 0.33 Blackwell", QWEN, _at_most_256,
+        "takes Triton by itself where the width is not 128", _VLLM_GDN, "vllm serve MODEL",
+    ),
+    EngineRule(
+        "vLLM 0.27 to 0.32 CPU", QWEN, _square_64_or_128,
+        "expects head_dim to be equal to head_dim_v, which no cut of keys alone leaves so",
+        "ran, and read: its CPU kernel", "vllm serve MODEL",
+    ),
+    EngineRule(
+        "vLLM 0.26 CPU", frozenset({"qwen3_next"}), _always_with_a_flag,
+        "keeps states in float32 only when told: --mamba-ssm-cache-dtype float32", "ran at 64 and 96",
+        "vllm serve MODEL", "--mamba-ssm-cache-dtype float32",
+    ),
+    EngineRule(
+        "vLLM 0.26 CPU", _TEXT_ONLY, _never, "does not know the config of a text-only Qwen3.5", "ran",
+    ),
+    EngineRule(
+        "SGLang 0.5.23 CUDA", QWEN, _power_of_two,
+        "tl.arange needs a power of two; bf16 state on Blackwell: --linear-attn-decode-backend triton",
+        "read", "python -m sglang.launch_server --model-path MODEL",
+    ),
+    EngineRule("llama.cpp", QWEN, _square, "one width serves keys and values", "read"),
+    EngineRule(
+        "MLX", QWEN, _any, "its Metal kernel needs a multiple of 32, other widths take plain operations", "read",
+        "mlx_lm.generate --model MODEL",
+    ),
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class EngineAnswer:
-    """What one engine makes of one width."""
+    """What one engine makes of one width. `command` has the flags it needs; None where it is refused or not known."""
 
     engine: str
     verdict: Verdict
     note: str
     evidence: str
+    command: str | None
 
 
-def engine_answers(needs_fla: bool, head_k_dim: int, head_v_dim: int) -> tuple[EngineAnswer, ...]:
+def engine_answers(family: str, needs_fla: bool, head_k_dim: int, head_v_dim: int) -> tuple[EngineAnswer, ...]:
     """One line an engine that knows the family."""
-    family = "fla" if needs_fla else "transformers"
-    return tuple(
-        EngineAnswer(rule.engine, rule.verdict(head_k_dim, head_v_dim), rule.note, rule.evidence)
-        for rule in ENGINE_RULES
-        if rule.families == family
-    )
+    return tuple(_answer(rule, head_k_dim, head_v_dim) for rule in ENGINE_RULES if rule.covers(family, needs_fla))
 
 
-def engine_warnings(needs_fla: bool, head_k_dim: int, head_v_dim: int) -> tuple[str, ...]:
+def _answer(rule: EngineRule, head_k_dim: int, head_v_dim: int) -> EngineAnswer:
+    verdict = rule.verdict(head_k_dim, head_v_dim)
+    command = None if verdict == "refused" else rule.command
+    if command is not None and verdict == "needs a flag":
+        command = f"{command} {rule.flag}"
+    return EngineAnswer(rule.engine, verdict, rule.note, rule.evidence, command)
+
+
+def engine_warnings(family: str, needs_fla: bool, head_k_dim: int, head_v_dim: int) -> tuple[str, ...]:
     """One sentence for each engine that refuses the width or needs a flag for it."""
     return tuple(
         f"{answer.engine}: width {head_k_dim} {'is refused' if answer.verdict == 'refused' else 'needs a flag'} "
         f"({answer.note}; {answer.evidence})"
-        for answer in engine_answers(needs_fla, head_k_dim, head_v_dim)
+        for answer in engine_answers(family, needs_fla, head_k_dim, head_v_dim)
         if answer.verdict != "runs"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -115,3 +116,35 @@ def with_norm_epsilon(raw_config: Mapping[str, Any], keep: int, norm_epsilon: fl
     if norm_epsilon is not None:
         cut["norm_eps"] = norm_epsilon
     return cut
+
+
+def with_head_dim(
+    raw_config: Mapping[str, Any], config: PretrainedConfig, keep: int, norm_epsilon: float | None
+) -> dict[str, Any]:
+    """The cut config of a family whose value width is `int(head_dim * expand_v)`.
+
+    Raises:
+        RequestError: the fields cannot express the width, or fla's kernels do not take it.
+    """
+    cut = with_norm_epsilon(raw_config, keep, norm_epsilon)
+    if keep != config.head_dim:
+        cut["head_dim"] = keep
+        cut["expand_v"] = expansion_for(keep, int(config.head_dim * config.expand_v))
+    return cut
+
+
+def expansion_for(head_k_dim: int, head_v_dim: int) -> float:
+    """The float with `int(head_k_dim * expansion) == head_v_dim`, as the stock class computes it.
+
+    The plain quotient can fall short by one rounding: int(98 * (128 / 98)) is 127.
+
+    Raises:
+        RequestError: no float near the quotient gives that width.
+    """
+    expansion = head_v_dim / head_k_dim
+    for candidate in (expansion, math.nextafter(expansion, math.inf)):
+        if int(head_k_dim * candidate) == head_v_dim:
+            return candidate
+    raise RequestError(
+        f"no expand_v gives value heads of {head_v_dim} beside key heads of {head_k_dim}; choose another --target-dim."
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar, final
@@ -10,9 +9,8 @@ from typing import Any, ClassVar, final
 from transformers import PretrainedConfig, PreTrainedModel
 
 from compressor.architectures.base import Mixer, RecurrenceTap
-from compressor.architectures.fla_layout import FlaArchitecture, linear_layers, mixer_path, with_norm_epsilon
+from compressor.architectures.fla_layout import FlaArchitecture, linear_layers, mixer_path, with_head_dim
 from compressor.architectures.interception import EntryPoint, intercept
-from compressor.errors import RequestError
 
 _ENTRY_POINTS = (
     EntryPoint("fla.layers.gated_deltanet", "chunk_gated_delta_rule"),
@@ -54,31 +52,9 @@ class GatedDeltaNet(FlaArchitecture):
     def cut_config(
         self, raw_config: Mapping[str, Any], config: PretrainedConfig, keep: int, norm_epsilon: float | None
     ) -> dict[str, Any]:
-        head_v_dim = int(config.head_dim * config.expand_v)
-        cut = with_norm_epsilon(raw_config, keep, norm_epsilon)
-        if keep != config.head_dim:
-            cut["head_dim"] = keep
-            cut["expand_v"] = expansion_for(keep, head_v_dim)
-        return cut
+        return with_head_dim(raw_config, config, keep, norm_epsilon)
 
     def tapped(
         self, model: PreTrainedModel, mixers: Sequence[Mixer], tap: RecurrenceTap
     ) -> AbstractContextManager[None]:
         return intercept(model, mixers, _ENTRY_POINTS, tap)
-
-
-def expansion_for(head_k_dim: int, head_v_dim: int) -> float:
-    """The float with `int(head_k_dim * expansion) == head_v_dim`, as the stock class computes it.
-
-    The plain quotient can fall short by one rounding: int(98 * (128 / 98)) is 127.
-
-    Raises:
-        RequestError: no float near the quotient gives that width.
-    """
-    expansion = head_v_dim / head_k_dim
-    for candidate in (expansion, math.nextafter(expansion, math.inf)):
-        if int(head_k_dim * candidate) == head_v_dim:
-            return candidate
-    raise RequestError(
-        f"no expand_v gives value heads of {head_v_dim} beside key heads of {head_k_dim}; choose another --target-dim."
-    )

@@ -14,8 +14,9 @@ from compressor.architectures.base import RecurrenceTap
 class MaskedChannels(RecurrenceTap):
     """Zeroes the dropped key/query channels before any normalisation: the exact oracle of surgery.
 
-    Stock kernels scale queries by width**-0.5, so a model cut from d_k to k channels multiplies
-    every mixer output by sqrt(d_k / k). `output_scale` applies that factor; it is 1.0 when the
+    Stock delta-rule kernels scale queries by width**-0.5, so a model cut from d_k to k channels multiplies
+    every mixer output by sqrt(d_k / k). `output_scale` applies that factor; it is 1.0 where there is no scale
+    (`Architecture.output_scale`), and when the
     exported norm epsilon is multiplied by d_k / k, which undoes the factor exactly:
     RMSNorm(c * o; c^2 * eps) = RMSNorm(o; eps). Scaling the query instead would do nothing, since
     the kernel normalises it.
@@ -47,14 +48,15 @@ def _channel_mask(indices: Tensor, head_k_dim: int) -> Tensor:
 
 
 class PaddedChannels(RecurrenceTap):
-    """Runs the recurrence at `width` channels, those beyond the model's own being zero: the outputs stay what they were.
+    """Runs the recurrence at `width` channels, those beyond the model's own being zero: outputs stay what they were.
 
-    Zeros change no norm and no inner product, and what the stock kernels' scale of width**-0.5 loses is given back.
+    Zeros change no norm and no inner product, and what a kernel's scale of width**-0.5 loses is given back:
+    `output_scale` is the architecture's for a cut from `width` to `head_k_dim`.
     """
 
-    def __init__(self, head_k_dim: int, width: int) -> None:
+    def __init__(self, head_k_dim: int, width: int, output_scale: float) -> None:
         self._missing = width - head_k_dim
-        self._factor = (width / head_k_dim) ** 0.5
+        self._factor = output_scale
 
     def on_query(self, layer: int, query: Tensor) -> Tensor:
         return pad(query, (0, self._missing))

@@ -1,7 +1,7 @@
 """The recurrent state of every family in the cache that its stock class makes, always seen as [B, H_v, d_v, d_k].
 
 Notation as in `architectures.base`. fla keeps a dictionary a layer and its Gated DeltaNet the state value-first;
-fla's DeltaNet and transformers' Qwen3.5 keep it key-first, the second in a cache layer of its own.
+fla's DeltaNet and Gated DeltaProduct and transformers' Qwen3.5 keep it key-first, the last in a cache layer of its own.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers.cache_utils import DynamicLayer
 
 from compressor.architectures.base import Mixer
+from compressor.architectures.family import FLA_MAMBA2
 from compressor.errors import RequestError
 
 CacheOwner = Literal["fla", "transformers"]
@@ -66,8 +67,15 @@ class StateLayout:
 _LAYOUTS: Mapping[str, StateLayout] = {
     "delta_net": StateLayout("fla", value_first=False),
     "gated_deltanet": StateLayout("fla", value_first=True),
+    "gated_deltaproduct": StateLayout("fla", value_first=False),
+    "mamba2": StateLayout("transformers", value_first=True),
+    FLA_MAMBA2: StateLayout("fla", value_first=True),
+    "olmo_hybrid": StateLayout("transformers", value_first=False),
     "qwen3_5": StateLayout("transformers", value_first=False),
+    "qwen3_5_moe": StateLayout("transformers", value_first=False),
+    "qwen3_5_moe_text": StateLayout("transformers", value_first=False),
     "qwen3_5_text": StateLayout("transformers", value_first=False),
+    "qwen3_next": StateLayout("transformers", value_first=False),
 }
 
 

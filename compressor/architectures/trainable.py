@@ -20,7 +20,8 @@ def recovery_targets(
 ) -> RecoveryTargets:
     """The mixers' linear modules of the names `projections`, `per_head` included, and every parameter beside them.
 
-    `block_norm` is the name, in a block, of the norm in front of the mixer.
+    `block_norm` is the name, in a block, of the norm in front of the mixer. A parameter that the files hold in parts
+    is left as it is.
 
     Raises:
         RunError: a projection is no plain linear module.
@@ -33,9 +34,11 @@ def recovery_targets(
         _refuse_other_modules(mixer, present)
         paths += [f"{mixer.module}.{name}" for name in present]
         weights = {f"{name}.weight" for name in present}
-        whole += [f"{mixer.module}.{name}" for name, _ in parent.named_parameters() if name not in weights]
+        beside = [f"{mixer.module}.{name}" for name, _ in parent.named_parameters() if name not in weights]
         norm = f"{_block(mixer.module)}.{block_norm}"
-        whole += [f"{norm}.{name}" for name, _ in model.get_submodule(norm).named_parameters()]
+        beside += [f"{norm}.{name}" for name, _ in model.get_submodule(norm).named_parameters()]
+        in_parts = {f"{_block(mixer.module)}.{name}" for name, in_files in mixer.renamed if in_files is None}
+        whole += [name for name in beside if name not in in_parts]
     narrow = tuple(path for path in paths if path.rpartition(".")[2] in per_head)
     return RecoveryTargets(tuple(paths), narrow, tuple(whole))
 
@@ -44,12 +47,16 @@ def tensor_name(parameter: str, mixers: Sequence[Mixer]) -> str:
     """Name, in the files, of a parameter of the model that lies in the block of one of `mixers`.
 
     Raises:
-        ValueError: it lies in none of them.
+        ValueError: it lies in none of them, or the files hold it in parts.
     """
     for mixer in mixers:
-        block = _block(mixer.module)
-        if parameter.startswith(f"{block}."):
-            return _block(mixer.tensors) + parameter.removeprefix(block)
+        prefix = f"{_block(mixer.module)}."
+        if parameter.startswith(prefix):
+            own = parameter.removeprefix(prefix)
+            name = dict(mixer.renamed).get(own, own)
+            if name is None:
+                raise ValueError(f"the files hold {parameter} in parts")
+            return f"{_block(mixer.tensors)}.{name}"
     raise ValueError(f"{parameter} lies in no block of a linear-attention layer")
 
 

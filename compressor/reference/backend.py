@@ -21,7 +21,6 @@ from compressor.reference import qwen3_5
 from compressor.reference.dispatch import switch_global
 
 _DISABLING_VARIABLE = "FLA_DISABLE_BACKEND_DISPATCH"
-_QWEN3_5_MODULE = "transformers.models.qwen3_5.modeling_qwen3_5"
 
 
 def import_fla() -> None:
@@ -50,11 +49,15 @@ def enable_for_fla() -> None:
     registration.switch_attention()
 
 
-def enable_for_qwen3_5() -> None:
-    """Let transformers' Qwen3.5 models run on CPU tensors, with fla and causal-conv1d importable or not."""
+def enable_for_transformers(modeling: str) -> None:
+    """Let the gated-delta-rule models of one modelling module of transformers run on CPU tensors.
+
+    That they do with fla and causal-conv1d importable or not. `modeling` is the path of a module that has the four
+    functions of Qwen3.5's: Qwen3.5 with and without experts, Qwen3-Next and Olmo-Hybrid.
+    """
     if importlib.util.find_spec("fla") is not None:
         import_fla()
-    module = importlib.import_module(_QWEN3_5_MODULE)
+    module = importlib.import_module(modeling)
     switch_global(module, "torch_chunk_gated_delta_rule", qwen3_5.torch_chunk_gated_delta_rule)
     switch_global(module, "torch_recurrent_gated_delta_rule", qwen3_5.torch_recurrent_gated_delta_rule)
     for name in ("causal_conv1d_fn", "causal_conv1d_update"):

@@ -211,12 +211,14 @@ def causal_conv1d_update_states(
 def causal_conv1d_update(
     x: Tensor,
     cache: Tensor,
-    residual: Tensor | None,
-    weight: Tensor,
+    residual: Tensor | None = None,
+    weight: Tensor | None = None,
     bias: Tensor | None = None,
     activation: str | None = None,
 ) -> tuple[Tensor, Tensor]:
     """One token for each of N sequences in any shape with N * D elements; the cache [N, D, W] changes in place."""
+    if weight is None:
+        raise ValueError("a convolution needs a weight")
     y = step(x.reshape(-1, weight.shape[0]), cache, weight, bias, activation).view(x.shape)
     return (y if residual is None else y + residual.view(x.shape)), cache
 

@@ -1,6 +1,6 @@
-"""The reference behind the signatures of the recurrences in transformers' modeling_qwen3_5.
+"""The reference behind the signatures of the recurrences in transformers' modeling_qwen3_5 and its kin.
 
-Its layers hand on whatever keyword arguments the model was called with; those that do not concern
+Their layers hand on whatever keyword arguments the model was called with; those that do not concern
 the recurrence are dropped here, as transformers drops them before it calls a kernel.
 """
 
@@ -32,7 +32,7 @@ def torch_chunk_gated_delta_rule(
     """
     if cu_seqlens is not None or seq_idx is not None:
         raise RunError(
-            "Qwen3.5 got packed sequences (cu_seq_lens_q or seq_idx) on the CPU, where only padded batches are "
+            "the model got packed sequences (cu_seq_lens_q or seq_idx) on the CPU, where only padded batches are "
             "computed: pad the batch and give an attention mask, or run on a GPU."
         )
     output, state = chunked_gated_delta_rule(

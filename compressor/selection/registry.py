@@ -20,16 +20,19 @@ class SelectorEntry:
     """One method: where its class is, where it was published, and whether `scoring` means anything to it.
 
     `needs` names what it reads of each channel beside the Gram matrices, so that what is dear is not collected for
-    nothing.
+    nothing. A method that `needs_model` runs it anew instead of choosing from statistics: `class_name` is then None,
+    and `module` what does so. `candidates` are the methods that a method tries, to take what diverges least.
     """
 
     name: str
     module: str
-    class_name: str
+    class_name: str | None
     paper: str
     description: str
     has_scoring: bool
     needs: frozenset[Statistic] = frozenset()
+    needs_model: bool = False
+    candidates: tuple[str, ...] = ()
 
 
 ENTRIES = (
@@ -78,12 +81,38 @@ ENTRIES = (
         needs=frozenset({"gradient"}),
     ),
     SelectorEntry(
+        name="ghost",
+        module="compressor.selection.ghost",
+        class_name="GhostSelector",
+        paper="https://arxiv.org/abs/2602.11408",
+        description="largest products of written and read energy, for state-space models (baseline)",
+        has_scoring=False,
+    ),
+    SelectorEntry(
         name="random",
         module="compressor.selection.random",
         class_name="RandomSelector",
         paper="https://arxiv.org/abs/2602.04852",
         description="channels drawn at random (baseline)",
         has_scoring=False,
+    ),
+    SelectorEntry(
+        name="fisher",
+        module="compressor.fisher.progressive",
+        class_name=None,
+        paper="https://arxiv.org/abs/2204.09656",
+        description="removed in stages by gradients and Fisher matrices of the divergence, which takes backward passes",
+        has_scoring=False,
+        needs_model=True,
+    ),
+    SelectorEntry(
+        name="auto",
+        module="compressor.choosing",
+        class_name=None,
+        paper="https://arxiv.org/abs/2602.04852",
+        description="drrqr, energy and fisher, each cut and refitted; what diverges least on held-out data stays",
+        has_scoring=False,
+        candidates=("drrqr", "energy", "fisher"),
     ),
 )
 
@@ -109,6 +138,21 @@ def method_names() -> tuple[str, ...]:
     return tuple(_INDEX)
 
 
+def selector_names() -> tuple[str, ...]:
+    """Names of the methods that choose from statistics alone, in the order of the list."""
+    return tuple(name for name, entry in _INDEX.items() if entry.class_name is not None)
+
+
+def candidate_methods(name: str) -> tuple[str, ...]:
+    """What a method tries: itself, but for `auto`. Raises RequestError as `get_selector_entry`."""
+    return get_selector_entry(name).candidates or (name,)
+
+
+def statistics_read(name: str) -> frozenset[Statistic]:
+    """What a method, or any that it tries, reads of each channel. Raises RequestError as `get_selector_entry`."""
+    return frozenset[Statistic]().union(*(get_selector_entry(each).needs for each in candidate_methods(name)))
+
+
 def get_selector_entry(name: str) -> SelectorEntry:
     """The entry of a method. Raises RequestError with the nearest name and the list when there is none."""
     if name in _INDEX:
@@ -118,6 +162,14 @@ def get_selector_entry(name: str) -> SelectorEntry:
     raise RequestError(f"Unknown method {name!r}: {hint}Known methods: {', '.join(_INDEX)}.")
 
 
+_WITHOUT_SCORING = {
+    "random": "which scores no channel",
+    "fisher": "which masks a channel of keys and queries at once",
+    "auto": "which tries methods that have none",
+    "ghost": "which multiplies what keys write by what queries read",
+}
+
+
 def check_selector(name: str, scoring: Scoring, f: float) -> None:
     """Check a request without importing the method. Raises RequestError."""
     entry = get_selector_entry(name)
@@ -125,14 +177,22 @@ def check_selector(name: str, scoring: Scoring, f: float) -> None:
         raise RequestError(f"Unknown scoring {scoring!r}; choose one of {', '.join(SCORINGS)}.")
     if scoring != "qk" and not entry.has_scoring:
         raise RequestError(
-            f"Scoring {scoring!r} means nothing to the method {name}, which scores no channel; leave it at 'qk'."
+            f"Scoring {scoring!r} means nothing to the method {name}, {_WITHOUT_SCORING[name]}; leave it at 'qk'."
         )
     check_f(f)
 
 
 def build_selector(name: str, scoring: Scoring, f: float) -> Selector:
-    """The selector of a method, imported only now. Raises RequestError as `check_selector` does."""
+    """The selector of a method, imported only now.
+
+    Raises RequestError as `check_selector` does, and for a method that does not choose from statistics alone.
+    """
     check_selector(name, scoring, f)
     entry = get_selector_entry(name)
+    if entry.class_name is None:
+        raise RequestError(
+            f"The method {name} runs the model and chooses nothing from statistics alone; choose one of "
+            f"{', '.join(selector_names())}, or run `compress --method {name}`."
+        )
     selector_class = cast("type[Selector]", getattr(import_module(entry.module), entry.class_name))
     return selector_class(scoring, f)

@@ -48,10 +48,11 @@ def test_the_block_adds_what_the_projection_returns(name: str, tmp_path: Path) -
         projection = tiny.architecture.output_projection(mixer)
         block = tiny.architecture.residual_block(tiny.config, mixer)
         assert block is not None
-        seen = run(tiny, [projection, mixer.module, block, f"{block}.mlp"])
+        mlp = [path for path, _ in tiny.model.named_modules() if path == f"{block}.mlp"]
+        seen = run(tiny, [projection, mixer.module, block, *mlp])
         assert torch.equal(seen[projection][1], seen[mixer.module][1])
         residual, output = seen[block]
-        behind_mixer = output - seen[f"{block}.mlp"][1]
+        behind_mixer = output - sum(seen[path][1] for path in mlp)
         torch.testing.assert_close(behind_mixer, residual + seen[projection][1], rtol=1e-5, atol=1e-5)
 
 

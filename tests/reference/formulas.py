@@ -43,6 +43,29 @@ def delta_rule(
     return output, torch.stack(all_states).unflatten(0, (batch, -1))
 
 
+def delta_product(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+    """The delta rule with k, v and beta of n steps a token: S <- a S, n times S <- S (I - b k k^T) + b v k^T.
+
+    q [B, T, H, K], k [B, T n, H, K], v [B, T n, HV, V], g [B, T, HV], states [B, HV, V, K], value-first.
+    """
+    steps, channels = k.shape[1] // q.shape[1], q.shape[3]
+    identity = torch.eye(channels, dtype=torch.float64)
+    finals, outputs = [], []
+    for b in range(q.shape[0]):
+        for h in range(v.shape[2]):
+            head, state, rows = h // (v.shape[2] // q.shape[2]), states[b, h], []
+            for t in range(q.shape[1]):
+                state = g[b, t, h].exp() * state
+                for s in range(t * steps, (t + 1) * steps):
+                    key, step = k[b, s, head], beta[b, s, h]
+                    state = state @ (identity - step * torch.outer(key, key)) + step * torch.outer(v[b, s, h], key)
+                rows.append(channels**-0.5 * state @ q[b, t, head])
+            finals.append(state)
+            outputs.append(torch.stack(rows))
+    shape = (q.shape[0], v.shape[2])
+    return torch.stack(outputs).unflatten(0, shape).transpose(1, 2), torch.stack(finals).unflatten(0, shape)
+
+
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight
 
@@ -58,15 +81,16 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor | None = None, before: Tens
 
 
 def model_logits(model: Any, tokens: Tensor) -> Tensor:
-    """Logits of a fla GatedDeltaNet or DeltaNet model without softmax layers, [B, T, vocabulary], in float64.
+    """Logits of a fla model with delta-rule layers alone, [B, T, vocabulary], in float64.
 
     Differentiable: gradients arrive in the parameters of the model.
     """
     config, weights = model.config, {name: tensor.double() for name, tensor in model.named_parameters()}
+    mixer = _product_mixer if config.model_type == "gated_deltaproduct" else _mixer
     hidden = weights["model.embeddings.weight"][tokens]
     for index in range(config.num_hidden_layers):
         layer = {name.split(".", 3)[3]: w for name, w in weights.items() if name.startswith(f"model.layers.{index}.")}
-        hidden = hidden + _mixer(config, layer, rms_norm(hidden, layer["attn_norm.weight"], config.norm_eps))
+        hidden = hidden + mixer(config, layer, rms_norm(hidden, layer["attn_norm.weight"], config.norm_eps))
         inner = rms_norm(hidden, layer["mlp_norm.weight"], config.norm_eps)
         gate = F.silu(inner @ layer["mlp.gate_proj.weight"].T)
         hidden = hidden + (gate * (inner @ layer["mlp.up_proj.weight"].T)) @ layer["mlp.down_proj.weight"].T
@@ -100,6 +124,27 @@ def _mixer(config: Any, weights: dict[str, Tensor], x: Tensor) -> Tensor:
         gate = (x @ weights["attn.g_proj.weight"].T).unflatten(-1, (value_heads, -1))
         sigmoid_only = gated and config.output_gate_activation == "sigmoid"
         output = output * torch.sigmoid(gate) * (1 if sigmoid_only else gate)
+    return output.flatten(2) @ weights["attn.o_proj.weight"].T
+
+
+def _product_mixer(config: Any, weights: dict[str, Tensor], x: Tensor) -> Tensor:
+    q, k, v = (_stream(config, weights, x, name, "silu") for name in "qkv")
+    beta = torch.sigmoid(x @ weights["attn.b_proj.weight"].T) * (2 if config.allow_neg_eigval else 1)
+    q = q.unflatten(-1, (config.num_heads, -1))
+    # The rows of all but q are (step, head, channel); steps come one after the other.
+    steps_and_heads = (config.num_householder, config.num_heads)
+    k, v = (stream.unflatten(-1, (*steps_and_heads, -1)).flatten(1, 2) for stream in (k, v))
+    beta = beta.unflatten(-1, steps_and_heads).flatten(1, 2)
+    g = q.new_zeros(q.shape[:3])
+    if config.use_forget_gate:
+        # The stock layer rounds both factors to float32, in a float64 model too.
+        raw = (x @ weights["attn.a_proj.weight"].T).float().double() + weights["attn.dt_bias"]
+        g = -weights["attn.A_log"].float().exp().double() * torch.log1p(raw.exp())
+    states = q.new_zeros(len(x), config.num_heads, v.shape[-1], q.shape[-1])
+    output, _ = delta_product(l2_normalize(q), l2_normalize(k), v, g, beta, states)
+    output = rms_norm(output, weights["attn.o_norm.weight"], config.norm_eps)
+    if config.use_output_gate:
+        output = output * F.silu(x @ weights["attn.g_proj.weight"].T).unflatten(-1, (config.num_heads, -1))
     return output.flatten(2) @ weights["attn.o_proj.weight"].T
 
 

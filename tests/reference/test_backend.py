@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from compressor.errors import RequestError, RunError
-from compressor.reference.backend import enable_for_fla, enable_for_qwen3_5
+from compressor.reference.backend import enable_for_fla, enable_for_transformers
 from compressor.reference.dispatch import DeviceSwitch, on_cpu
 
 ROOT = Path(__file__).parents[2]
@@ -37,10 +37,10 @@ def entry_points() -> list[object]:
 
 def test_enabling_twice_is_enabling_once():
     enable_for_fla()
-    enable_for_qwen3_5()
+    enable_for_transformers("transformers.models.qwen3_5.modeling_qwen3_5")
     first = entry_points()
     enable_for_fla()
-    enable_for_qwen3_5()
+    enable_for_transformers("transformers.models.qwen3_5.modeling_qwen3_5")
     for before, after in zip(first, entry_points(), strict=True):
         assert before is after
         assert isinstance(after, DeviceSwitch)

@@ -28,6 +28,13 @@ LINEAR_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gated_deltanet, tied": ("gated_deltanet_tied", {}),
     "gated_deltanet, negative eigenvalues": ("gated_deltanet_negative_eigenvalues", {}),
     "gated_deltanet, nothing fused": ("gated_deltanet", {"fuse_norm": False, "fuse_swiglu": False}),
+    "gated_deltaproduct": ("gated_deltaproduct", {}),
+    "gated_deltaproduct, one key": ("gated_deltaproduct_one_key", {}),
+    "gated_deltaproduct, three keys": ("gated_deltaproduct_three_keys", {}),
+    "gated_deltaproduct, no gates": ("gated_deltaproduct_no_gates", {}),
+    "gated_deltaproduct, no short convolution": ("gated_deltaproduct_no_short_conv", {}),
+    "gated_deltaproduct, tied": ("gated_deltaproduct_tied", {}),
+    "gated_deltaproduct, nothing fused": ("gated_deltaproduct", {"fuse_norm": False, "fuse_swiglu": False}),
     "delta_net": ("delta_net", {}),
     "delta_net, sum norm": ("delta_net_sum_norm", {}),
     "delta_net, sum norm and relu": ("delta_net_relu", {"qk_norm": "sum"}),
@@ -49,6 +56,8 @@ OTHER_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "gated_deltanet_hybrid",
         {"attn": {"layers": [0, 2], "num_heads": 4, "num_kv_heads": 2, "window_size": 5, "qkv_bias": True}},
     ),
+    "gated_deltaproduct, attention over residuals": ("gated_deltaproduct", {"attnres_block_size": 2}),
+    "gated_deltaproduct hybrid": ("gated_deltaproduct_hybrid", {}),
     "delta_net hybrid": ("delta_net", {"attn": {"layers": [1], "num_heads": 2}}),
 }
 ALL_MODELS = LINEAR_MODELS | OTHER_MODELS
@@ -73,7 +82,15 @@ def test_logits_are_those_of_the_definition(model, tokens):
         assert relative_error(network.double()(prompt).logits, expected) < 1e-10
 
 
-@pytest.mark.parametrize("model", ["gated_deltanet, grouped value heads", "gated_deltanet, no gate", "delta_net, elu"])
+@pytest.mark.parametrize(
+    "model",
+    [
+        "gated_deltanet, grouped value heads",
+        "gated_deltanet, no gate",
+        "gated_deltaproduct, three keys",
+        "delta_net, elu",
+    ],
+)
 def test_gradients_are_those_of_the_definition(model):
     network, prompt = build(model).double(), draw_tokens(1, 70)
     names, parameters = zip(*network.named_parameters(), strict=True)

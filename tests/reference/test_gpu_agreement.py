@@ -17,20 +17,21 @@ import torch
 from torch import Tensor
 from triton.runtime.autotuner import Autotuner
 
-from compressor.reference.backend import enable_for_fla, enable_for_qwen3_5
+from compressor.reference.backend import enable_for_fla, enable_for_transformers
 from compressor.reference.recurrence import chunked_gated_delta_rule, recurrent_gated_delta_rule
 from tests.reference.formulas import relative_error
 
 pytestmark = pytest.mark.gpu
 
-MODELS = ["gdn-tiny", "gdn-28m", "deltanet-14m", "qwen35-18m"]
+MODELS = ["gdn-tiny", "gdn-28m", "deltanet-14m", "deltaproduct-14m", "qwen35-18m"]
+REFUSING_FLOAT32 = {"deltanet-14m", "deltaproduct-14m"}
 TOLERANCE = {torch.bfloat16: 1e-2, torch.float32: 1e-4}
 EXACT = pytest.mark.skipif(os.environ.get("TRITON_F32_DEFAULT") != "ieee", reason="TRITON_F32_DEFAULT is not ieee")
 DTYPES = [torch.bfloat16, pytest.param(torch.float32, marks=EXACT)]
 CHUNKED = [
     *((name, torch.bfloat16) for name in MODELS),
-    # fla's chunked delta rule refuses float32.
-    *(pytest.param(name, torch.float32, marks=EXACT) for name in MODELS if name != "deltanet-14m"),
+    # fla's chunked delta rule and delta product refuse float32.
+    *(pytest.param(name, torch.float32, marks=EXACT) for name in MODELS if name not in REFUSING_FLOAT32),
 ]
 
 
@@ -52,7 +53,7 @@ def exact_matrix_products() -> Iterator[None]:
 
 def load(folder: Path, dtype: torch.dtype, device: str) -> Any:
     enable_for_fla()
-    enable_for_qwen3_5()
+    enable_for_transformers("transformers.models.qwen3_5.modeling_qwen3_5")
     from transformers import AutoModelForCausalLM
 
     return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(device).eval()

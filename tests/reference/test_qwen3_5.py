@@ -1,4 +1,4 @@
-"""Qwen3.5 with fla importable: it must equal itself in a process that cannot see fla."""
+"""Qwen3.5 and its kin with fla importable: they must equal themselves in a process that cannot see fla."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from compressor.errors import RunError
-from compressor.reference.backend import enable_for_qwen3_5
+from compressor.reference.backend import enable_for_transformers
 from tests.reference.formulas import relative_error
 from tests.tiny_models import save_tiny
 
@@ -27,9 +27,10 @@ import torch
 from safetensors.torch import save_file
 from tests.reference.test_qwen3_5 import evaluate
 from transformers import AutoModelForCausalLM
-from transformers.models.qwen3_5 import modeling_qwen3_5
-assert modeling_qwen3_5.torch_chunk_gated_delta_rule.__module__.startswith("transformers")
-save_file(evaluate(AutoModelForCausalLM.from_pretrained(sys.argv[1])), sys.argv[2])
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1])
+recurrence = vars(sys.modules[type(model).__module__])["torch_chunk_gated_delta_rule"]
+assert recurrence.__module__.startswith("transformers")
+save_file(evaluate(model), sys.argv[2])
 """
 
 
@@ -44,16 +45,30 @@ def evaluate(model: Any) -> dict[str, Tensor]:
     return {"logits": logits.contiguous(), "generated": generated}
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny("q35", tmp_path_factory.mktemp("q35"))
+FAMILIES = {
+    "q35": "qwen3_5",
+    "qn": "qwen3_next",
+    "qn_experts": "qwen3_next",
+    "q35_experts": "qwen3_5_moe",
+    "oh": "olmo_hybrid",
+}
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def name(request: pytest.FixtureRequest) -> str:
+    return request.param
 
 
 @pytest.fixture(scope="module")
-def model(checkpoint: Path) -> Any:
+def checkpoint(name: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(name, tmp_path_factory.mktemp(name))
+
+
+@pytest.fixture(scope="module")
+def model(name: str, checkpoint: Path) -> Any:
     from transformers import AutoModelForCausalLM
 
-    enable_for_qwen3_5()
+    enable_for_transformers(f"transformers.models.{FAMILIES[name]}.modeling_{FAMILIES[name]}")
     return AutoModelForCausalLM.from_pretrained(checkpoint)
 
 
@@ -80,7 +95,7 @@ def test_generation_equals_single_passes_without_cache(model):
 def test_packed_sequences_are_refused(model):
     tokens = torch.randint(2, 64, (1, 20), generator=torch.Generator().manual_seed(0))
     for packing in ({"cu_seq_lens_q": torch.tensor([0, 5, 20])}, {"seq_idx": torch.zeros(1, 20, dtype=torch.int32)}):
-        with pytest.raises(RunError, match=r"Qwen3.5 got packed sequences .* on the CPU.*: pad the batch"):
+        with pytest.raises(RunError, match=r"the model got packed sequences .* on the CPU.*: pad the batch"):
             model(tokens, **packing)
 
 

@@ -1,0 +1,160 @@
+"""Principal directions kept instead of channels: a baseline that shows why channels are kept, never exported.
+
+    python -m benchmarks.pca --models ../shared/models --text ../shared/text --calibration train_sample.txt \\
+        --output pca.json --figure pca.png
+
+For each model folder of a supported family, and from one calibration as in benchmarks.selectors, the leading directions
+of each head's stacked key and query activations are kept, and the rest is dropped before any recovery:
+
+    pca-exact    rotated after the activation. No stock layer can do that: a bound on what directions could give
+    pca-nearest  projections rotated; each direction has the filter that is nearest to its rotated convolution
+    pca-shared   projections rotated; all directions of a head have the mean of its convolution's filters
+
+Share 0 keeps every direction and tells what the change of basis alone does. Beside them stand cuts to channels by
+`--methods`. Rows that `--output` has from the same settings are not measured again.
+
+    python -m benchmarks.pca --results docs/results/pca.json --figure docs/pca.png
+
+prints and draws results again.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+
+import torch
+
+from benchmarks.cuts import (
+    EPSILONS,
+    Bench,
+    add_measuring_options,
+    by_layer,
+    collect_statistics,
+    measure_cut,
+    open_bench,
+    prompt_sequences,
+    supported_models,
+    text_sequences,
+)
+from benchmarks.principal_directions import nearest_filters, principal_directions, retained_squares, shared_filters
+from benchmarks.resumable import Row, Rows, settings_of, stored_rows
+from benchmarks.rotated_model import Directions, Filters, RotatedChannels, rotated_weights
+from benchmarks.selector_figures import draw_cuts, print_cuts
+from benchmarks.selectors import KEYS, measure_row
+from compressor.architectures.masking import MaskedChannels
+from compressor.retrieval_tokens import interleave
+from compressor.selecting import stacked_heads
+from compressor.selection.base import HeadStatistics
+
+EXACT = "pca-exact"
+FILTERS: Mapping[str, Filters] = {"pca-nearest": nearest_filters, "pca-shared": shared_filters}
+ROTATIONS = (EXACT, *FILTERS)
+NOT_SETTINGS = ("results", "models", "only", "methods", "ratios", "norm_epsilon", "output", "figure")
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    rows = stored_rows(arguments.results) if arguments.results else measure(arguments)
+    if not rows:
+        raise SystemExit("nothing was measured: no model folder of a supported family was named.")
+    print_cuts(rows)
+    print_retained(rows)
+    if arguments.figure is not None:
+        # The exact rotation without a cut differs from the original by rounding, which a logarithmic axis would show.
+        draw_cuts([row for row in rows if (row["method"], row["ratio"]) != (EXACT, 0.0)], arguments.figure)
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", type=Path, nargs="*", help="print and draw these result files; measure nothing")
+    parser.add_argument("--models", type=Path, help="folder of model folders")
+    parser.add_argument("--only", nargs="*", help="names of model folders")
+    parser.add_argument("--methods", nargs="*", default=["drrqr", "energy"], help="channels to compare with")
+    parser.add_argument("--ratios", nargs="+", type=float, default=[0.25, 0.5, 0.75], help="shares removed")
+    parser.add_argument("--norm-epsilon", nargs="+", default=["keep"], choices=EPSILONS)
+    parser.add_argument("--calibration", default="demo", help="text to calibrate on, from the training split")
+    parser.add_argument("--samples", type=int, default=128)
+    parser.add_argument("--retrieval-share", type=float, default=0.5)
+    parser.add_argument("--f", type=float, default=1.5)
+    add_measuring_options(parser)
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("--figure", type=Path)
+    return parser.parse_args()
+
+
+def measure(arguments: argparse.Namespace) -> list[Row]:
+    """Every model of a supported family; results are written after each row."""
+    rows = Rows(arguments.output, settings_of(arguments, NOT_SETTINGS), KEYS)
+    rows.load()
+    for source in supported_models(arguments.models, arguments.only):
+        asked = [{"model": source.folder.name, "scoring": "qk", **cut} for cut in cuts(arguments)]
+        if rows.missing(asked):
+            measure_model(open_bench(source, arguments), asked, rows, arguments)
+    return rows.rows
+
+
+def cuts(arguments: argparse.Namespace) -> Iterator[Row]:
+    """What a row of each cut is known by; the original comes first, and a rotation without a cut before its cuts."""
+    yield {"method": "dense", "ratio": 0.0, "norm_epsilon": "keep"}
+    for method in (*arguments.methods, *ROTATIONS):
+        for ratio in [0.0, *arguments.ratios] if method in ROTATIONS else arguments.ratios:
+            for epsilon in arguments.norm_epsilon:
+                yield {"method": method, "ratio": ratio, "norm_epsilon": epsilon}
+
+
+def measure_model(bench: Bench, asked: list[Row], rows: Rows, arguments: argparse.Namespace) -> None:
+    """Calibrate once, then measure every cut that is missing."""
+    retrieval = round(arguments.retrieval_share * arguments.samples)
+    text = text_sequences(bench, arguments.calibration, arguments.samples - retrieval, arguments.window, arguments.seed)
+    prompts = prompt_sequences(bench, retrieval, arguments.window, arguments.seed)
+    statistics = collect_statistics(bench, interleave(text, prompts), arguments.batch_size, gradients=False)
+    heads = stacked_heads(bench.source, statistics)
+    for known_by in rows.missing(asked):
+        rows.measure(known_by, lambda cut=known_by: measure_method(bench, heads, cut, arguments))  # type: ignore[misc]
+
+
+def measure_method(bench: Bench, heads: HeadStatistics, cut: Row, arguments: argparse.Namespace) -> Row:
+    """A rotation also tells, of each head, the share of the activations' squares in the directions that it keeps."""
+    if cut["method"] not in ROTATIONS:
+        return measure_row(bench, heads, cut, arguments)
+    gram = heads.gram("qk")
+    directions = principal_directions(gram)
+    keep = round(bench.width * (1 - cut["ratio"]))
+    figures = measure_rotation(bench, by_layer(bench, directions), cut["method"], keep, cut["norm_epsilon"])
+    retained = [float(f"{value:.5g}") for value in retained_squares(gram, directions, keep).tolist()]
+    return {"key_dim": keep, **figures, "directions": {"activations": retained}}
+
+
+def measure_rotation(bench: Bench, directions: Directions, method: str, keep: int, epsilon: str) -> Row:
+    """As `benchmarks.cuts.measure_cut`, of the `keep` leading directions."""
+    architecture, mixers = bench.source.architecture, bench.source.mixers
+    scale = architecture.output_scale(bench.width, keep) if epsilon == "keep" else 1.0
+    if method == EXACT:
+        with architecture.tapped(bench.cut, mixers, RotatedChannels(directions, keep, scale)):
+            return measure_cut(bench, None, epsilon)
+    leading = {layer: torch.arange(keep).expand(len(rows), -1) for layer, rows in directions.items()}
+    with (
+        rotated_weights(architecture, bench.cut, mixers, directions, FILTERS[method]),
+        architecture.tapped(bench.cut, mixers, MaskedChannels(leading, bench.width, scale)),
+    ):
+        return measure_cut(bench, None, epsilon)
+
+
+def print_retained(rows: Sequence[Row]) -> None:
+    """Mean over heads of the share of the activations' squares that is kept."""
+    print(f"\n{'model':<14}{'kept by':<13}{'keep':>5}{'activations':>13}")
+    seen = set()
+    for row in rows:
+        kept_by = "directions" if "directions" in row else row["method"]
+        place = (row["model"], kept_by, row["key_dim"])
+        figures = row.get("directions") or row.get("heads")
+        if figures and place not in seen:
+            seen.add(place)
+            print(f"{row['model']:<14}{kept_by:<13}{row['key_dim']:>5}{fmean(figures['activations']):>13.4f}")
+
+
+if __name__ == "__main__":
+    main()
