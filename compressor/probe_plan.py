@@ -5,46 +5,46 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from compressor.architectures.base import Mixer
-from compressor.calibration.text import DocumentStream, TextSource, held_out_source, open_documents
+from compressor.calibration.text import TextSource, held_out_source, open_documents
 from compressor.context_length import ContextLength, context_length
 from compressor.errors import RequestError
 from compressor.evaluation.prompt_sets import PromptSet, check_lengths, make_prompt_sets, minimum_lengths
 from compressor.probe.truncation import RANKS
+from compressor.probe_documents import concatenated_documents, probe_documents
 from compressor.probe_section import DEFAULT_TASKS, ProbeSection
+from compressor.probe_sequences import Sequences, notes_on_cuts, refuse_nothing_to_cut, refuse_without_cuts
 from compressor.prompts.base import Task
 from compressor.prompts.registry import find_task
-from compressor.text_windows import Windowed, text_windows
 from compressor.tokenization import require_embedding
 
 LENGTH_WITHOUT_CONTEXT = 2048
 TASK_LENGTH = 1024
-WINDOWS_PER_DOCUMENT = 64
-"""Pieces of a text that are looked through for each document asked for, before shorter ones are taken."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ProbePlan:
-    """A checked request: documents int64 [T], T a multiple of `section.every`, ranks and prompts, all of which fit."""
+    """A checked request: documents int64 [T], T a multiple of `section.every`, ranks and prompts, all of which fit.
+
+    `cut` and `windowed` are the sequences that the truncation experiment and its second part change anything for;
+    `windowed` is None for a model without softmax layers.
+    """
 
     section: ProbeSection
     length: int
     documents: tuple[Tensor, ...]
     ranks: tuple[int, ...]
     prompt_sets: tuple[PromptSet, ...]
+    cut: Sequences
+    windowed: Sequences | None
     notes: tuple[str, ...]
 
     @property
     def text_tokens(self) -> int:
         return sum(len(document) for document in self.documents)
-
-    @property
-    def prompt_tokens(self) -> int:
-        return sum(prompts.tokens for prompts in self.prompt_sets)
 
     def settings(self) -> dict[str, object]:
         """The section with everything filled in."""
@@ -72,87 +72,27 @@ def plan_probe(
         RequestError: a length beyond a context or below a segment, a rank that states do not have, a text without a
             segment, an unknown task, or an option that nothing would use.
     """
-    _refuse_unused(section)
+    refuse_without_cuts(section)
     context = None if section.allow_extrapolation else context_length(config, baseline)
     length = _length(section, context, config, baseline)
-    ranks, notes = _ranks(section, mixers)
-    vocabulary: int = config.get_text_config(decoder=True).vocab_size
+    ranks = _ranks(section, mixers)
+    decoder = config.get_text_config(decoder=True)
     tasks, task_length, task_notes = _tasks(section, context, tokenizer)
     source = TextSource(section.text, held_out=True)
     stream = open_documents(held_out_source(source) or source)
     read = concatenated_documents if section.concatenate else probe_documents
     documents, text_notes = read(stream, tokenizer, length, section.every, section.documents)
     for document in documents:
-        require_embedding(tokenizer, int(document.max()), vocabulary)
-    prompt_sets = make_prompt_sets(tasks, (task_length,), section.samples, seed, tokenizer, vocabulary) if tasks else ()
-    if section.truncation and all(len(document) == section.every for document in documents):
-        text_notes.append(
-            f"text is not cut: documents of one segment of {section.every} tokens have no boundary inside"
-        )
-    return ProbePlan(section, length, documents, ranks, prompt_sets, (*notes, *task_notes, *text_notes))
-
-
-def probe_documents(
-    stream: DocumentStream, tokenizer: PreTrainedTokenizerBase, length: int, every: int, count: int
-) -> tuple[tuple[Tensor, ...], list[str]]:
-    """The first `count` pieces of a text with `length` tokens, or the longest there are; whole multiples of `every`.
-
-    Raises:
-        RequestError: the text has no piece of `every` tokens.
-    """
-    asked = count
-    while True:
-        windows, _ = text_windows(stream, tokenizer, Windowed("disjoint", length, length, asked))
-        full = [window.tokens for window in windows if len(window.tokens) == length]
-        if len(full) >= count or len(windows) < asked or asked >= WINDOWS_PER_DOCUMENT * count:
-            break
-        asked = min(4 * asked, WINDOWS_PER_DOCUMENT * count)
-    pieces = sorted((window.tokens for window in windows), key=lambda tokens: -len(tokens))[:count]
-    return _whole_segments(pieces, stream.source.name, length, every, count)
-
-
-def concatenated_documents(
-    stream: DocumentStream, tokenizer: PreTrainedTokenizerBase, length: int, every: int, count: int
-) -> tuple[tuple[Tensor, ...], list[str]]:
-    """`count` pieces of `length` tokens of the documents joined, with the end-of-sequence token between each two.
-
-    Raises:
-        RequestError: all documents together have fewer than `every` tokens.
-    """
-    wanted, asked = count * length, 8
-    while True:
-        windows, _ = text_windows(stream, tokenizer, Windowed("disjoint", wanted, wanted, asked))
-        if len(windows) < asked or sum(len(window.tokens) for window in windows) >= wanted:
-            break
-        asked *= 4
-    end = tokenizer.eos_token_id
-    parts: list[Tensor] = []
-    for window in windows:
-        parts += [torch.tensor([end])] if parts and isinstance(end, int) else []
-        parts.append(window.tokens)
-    pieces = list(torch.cat(parts)[:wanted].split(length))
-    return _whole_segments(pieces, stream.source.name, length, every, count)
-
-
-def _whole_segments(
-    pieces: Sequence[Tensor], name: str, length: int, every: int, count: int
-) -> tuple[tuple[Tensor, ...], list[str]]:
-    """Pieces, the longest first, cut to multiples of `every`, and what to say where they are less than asked for."""
-    cut = tuple(tokens[: len(tokens) // every * every] for tokens in pieces if len(tokens) >= every)
-    if not cut:
-        raise RequestError(
-            f"the longest document of the text {name} has {len(pieces[0])} tokens and a segment {every}; "
-            "give a longer --text, or a lower --every."
-        )
-    notes = []
-    if len(cut) < count:
-        notes.append(f"{len(cut)} of {count} documents, as the text has no more of {every} tokens")
-    shortest = min(len(tokens) for tokens in cut)
-    if shortest < length // every * every:
-        notes.append(
-            f"documents of {shortest:,} to {len(cut[0]):,} tokens instead of {length:,}: the text has no longer"
-        )
-    return cut, notes
+        require_embedding(tokenizer, int(document.max()), decoder.vocab_size)
+    prompt_sets: tuple[PromptSet, ...] = ()
+    if tasks:
+        prompt_sets = make_prompt_sets(tasks, (task_length,), section.samples, seed, tokenizer, decoder.vocab_size)
+    asked = Sequences(documents, prompt_sets)
+    cut = asked.of_segments(2, section.every)
+    refuse_nothing_to_cut(section, cut)
+    windowed = asked.of_segments(3, section.every) if decoder.num_hidden_layers > len(mixers) else None
+    notes = (*task_notes, *text_notes, *notes_on_cuts(section, asked, cut, windowed))
+    return ProbePlan(section, length, documents, ranks, prompt_sets, cut, windowed, notes)
 
 
 def _length(
@@ -174,7 +114,7 @@ def _length(
     return length
 
 
-def _ranks(section: ProbeSection, mixers: Sequence[Mixer]) -> tuple[tuple[int, ...], list[str]]:
+def _ranks(section: ProbeSection, mixers: Sequence[Mixer]) -> tuple[int, ...]:
     """The ranks, highest first, each below what it takes to change nothing unless it was named."""
     highest = min(min(mixer.head_k_dim, mixer.head_v_dim) for mixer in mixers)
     named = [*(section.ranks or ()), *(() if section.search_rank is None else (section.search_rank,))]
@@ -187,10 +127,10 @@ def _ranks(section: ProbeSection, mixers: Sequence[Mixer]) -> tuple[tuple[int, .
                 f"{first.head_k_dim} has; use 1 to {highest}."
             )
     if not section.truncation:
-        return (), []
+        return ()
     if section.ranks is not None:
-        return tuple(sorted(set(section.ranks), reverse=True)), []
-    return tuple(rank for rank in RANKS if rank < highest), []
+        return tuple(sorted(set(section.ranks), reverse=True))
+    return tuple(rank for rank in RANKS if rank < highest)
 
 
 def _tasks(
@@ -199,7 +139,7 @@ def _tasks(
     """The tasks, the length of their prompts, and what to say about those of the default that are left out."""
     if not section.retrieval or (not section.truncation and section.search_rank is None):
         return (), 0, []
-    tasks = tuple(find_task(name) for name in section.tasks or DEFAULT_TASKS)
+    tasks = tuple(_task(name) for name in section.tasks or DEFAULT_TASKS)
     length = section.task_length
     if length is None:
         length = TASK_LENGTH if context is None else min(TASK_LENGTH, context.tokens)
@@ -211,7 +151,7 @@ def _tasks(
             raise RequestError(f"{sentence}, so nothing would be cut; raise --task-length, or lower --every.")
         return (), 0, [f"no retrieval tasks: {sentence}"]
     if section.tasks is not None:
-        check_lengths(tasks, (length,), tokenizer)
+        check_lengths(tasks, (length,), tokenizer, "--task-length")
         return tasks, length, []
     needs = minimum_lengths(tasks, tokenizer)
     fitting = tuple(task for task, minimum in needs if minimum <= length)
@@ -219,17 +159,10 @@ def _tasks(
     return fitting, length, notes
 
 
-def _refuse_unused(section: ProbeSection) -> None:
-    """Raises:
-    RequestError: an option was given that would change nothing.
-    """
-    no_tasks = None if section.retrieval else "no-tasks"
-    no_cuts = None if section.truncation else "no-truncation"
-    nothing = no_cuts if section.search_rank is None else None
-    for option, given, against in (
-        ("ranks", section.ranks, no_cuts),
-        ("tasks", section.tasks, no_tasks or nothing),
-        ("task-length", section.task_length, no_tasks or nothing),
-    ):
-        if given is not None and against is not None:
-            raise RequestError(f"--{option} would change nothing with --{against}; leave one of the two out.")
+def _task(name: str) -> Task:
+    if name.startswith("lm_eval:"):
+        raise RequestError(
+            f"--tasks {name}: a probe asks retrieval prompts, and takes no task of lm-eval; name tasks such as "
+            f"{','.join(DEFAULT_TASKS)}, or use compress evaluate."
+        )
+    return find_task(name, further="")

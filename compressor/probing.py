@@ -2,42 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 
 import torch
 from rich.console import Console
-from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from compressor.architectures.family import family_of
 from compressor.architectures.recurrent_state import state_layout
 from compressor.artifacts import write_json
 from compressor.baseline import require_same_tokens
 from compressor.calibration.tokenizer import load_tokenizer
 from compressor.checkpoint.fingerprint import weights_sha256
 from compressor.errors import RequestError
-from compressor.evaluation.forward import TokenFigures
 from compressor.evaluation.results import ModelSource
 from compressor.evaluation.tokenizer_identity import tokenizer_sha256
+from compressor.export.advice import NEW_FOLDERS_ONLY
+from compressor.export.disk import refuse_too_little_space
 from compressor.export.folder import OutputFolder
+from compressor.interruption import explained_interrupts
 from compressor.loading import load_model, release_memory, resolve_device, resolve_dtype
 from compressor.preparation import ConfiguredModel, Source, open_model, open_source
 from compressor.probe.comparison import compare_states, require_same_heads
-from compressor.probe.experiment import RankOnText, answer_losses, loss_of, truncate_on_tasks, truncate_on_text
-from compressor.probe.head_search import HeadSearch, measurements, search_heads
+from compressor.probe.experiment import loss_difference, loss_of
+from compressor.probe.main_figures import summary_lines
 from compressor.probe.report_page import draw_all, report_page
-from compressor.probe.results import ProbedModel, ProbeResult, Truncation
+from compressor.probe.results import ProbedModel, ProbeResult
 from compressor.probe.spectra import RANK_FACTOR
 from compressor.probe.states import Probed, StateFigures, measure_states
 from compressor.probe.summary import summarise_states
-from compressor.probe.truncation import Cut, Reading, measure_cut
+from compressor.probe.truncation import Reading
+from compressor.probe_cuts import search_states, truncate_states
 from compressor.probe_plan import ProbePlan, plan_probe
 from compressor.probe_section import ProbeSection
-from compressor.progress import Advance, StageReporter
+from compressor.probe_space import expected_bytes
+from compressor.progress import StageReporter
 from compressor.recipe import RuntimeSection
 from compressor.report import installed_hardware, installed_versions
+from compressor.shared_output import resume_folder_of
 
 STATE_DTYPE = torch.float32
 """What the stock classes keep states in, whatever the dtype of the weights."""
@@ -81,7 +84,7 @@ class _Opened:
     def load(self) -> Probed:
         source = self.source
         model = load_model(source.architecture, source.folder, source.checkpoint.raw_config, self.dtype, self.device)
-        return Probed(model, source.architecture, source.mixers, self.model_type)
+        return Probed(model, source.architecture, source.mixers, family_of(source.checkpoint.raw_config))
 
     def describe(
         self, plan: ProbePlan, figures: StateFigures, tokenizer: PreTrainedTokenizerBase, reporter: StageReporter
@@ -108,43 +111,96 @@ def probe(request: ProbeRequest, console: Console | None = None) -> ProbeOutput:
     Raises:
         RequestError: the request cannot be met; nothing was measured.
         RunError: the run failed; nothing was written.
+        InterruptedRunError: a signal came; nothing was written.
     """
     reporter = StageReporter(console)
-    output = _output(request.output)
+    with explained_interrupts(request.output, None):
+        output = OutputFolder(request.output, overwrite=False, advice=NEW_FOLDERS_ONLY)
+        output.check(None)
+        prepared = _prepare(request, output)
+        # Every run on a folder locks the same file, that of a checkpoint too.
+        with output.lock(resume_folder_of(output) / "lock"):
+            for line in prepared.notes:
+                reporter.say(f"note: {line}")
+            result = _measure(prepared, request.runtime, reporter)
+            return _write(output, result)
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """All that can be refused has been; no weight is loaded."""
+
+    plan: ProbePlan
+    tokenizer: PreTrainedTokenizerBase
+    model: _Opened
+    baseline: _Opened | None
+    notes: tuple[str, ...]
+
+
+def _prepare(request: ProbeRequest, output: OutputFolder) -> _Prepared:
     configured, other = _configured(request)
-    output.check(configured.folder.path)
+    for each in (configured, other):
+        if each is not None:
+            output.check(each.folder.path)
     device, runtime = resolve_device(request.runtime.device), request.runtime
     tokenizer = load_tokenizer(configured.folder.path, runtime.trust_remote_code)
-    note = None if other is None else require_same_tokens(configured, other, tokenizer, runtime.trust_remote_code)
-    config, other_config = configured.config, None if other is None else other.config
-    plan = plan_probe(request.section, config, other_config, configured.mixers, tokenizer, runtime.seed)
+    notes = () if other is None else _notes_on_baseline(configured, other, tokenizer, runtime)
+    other_config = None if other is None else other.config
+    plan = plan_probe(request.section, configured.config, other_config, configured.mixers, tokenizer, runtime.seed)
+    models = [configured.mixers] if other is None else [configured.mixers, other.mixers]
+    refuse_too_little_space(output.path, expected_bytes(plan, models))
     model = _open(request.model, configured, device, runtime)
     baseline = None if other is None else _open(request.baseline, other, device, runtime)
-    notes = (*(() if note is None else (note,)), *plan.notes)
-    for line in notes:
-        reporter.say(f"note: {line}")
-    before = None
-    if baseline is not None:
-        before = baseline.describe(plan, _measure_states(baseline.load(), plan, reporter), tokenizer, reporter)
-        release_memory(device)
+    return _Prepared(plan, tokenizer, model, baseline, (*notes, *plan.notes))
+
+
+def _notes_on_baseline(
+    model: ConfiguredModel, baseline: ConfiguredModel, tokenizer: PreTrainedTokenizerBase, runtime: RuntimeSection
+) -> tuple[str, ...]:
+    note = require_same_tokens(model, baseline, tokenizer, runtime.trust_remote_code, "probe each alone")
+    notes = [] if note is None else [note]
+    widths = baseline.mixers[0].head_k_dim, model.mixers[0].head_k_dim
+    if widths[0] < widths[1]:
+        notes.append(
+            f"the states of --baseline {baseline.folder.name} are narrower, with {widths[0]} key channels, than those "
+            f"of the model, with {widths[1]}: as if the cut model was given for the one it was cut from"
+        )
+    return tuple(notes)
+
+
+def _measure(prepared: _Prepared, runtime: RuntimeSection, reporter: StageReporter) -> ProbeResult:
+    plan, tokenizer, model, notes = prepared.plan, prepared.tokenizer, prepared.model, prepared.notes
+    before, losses_before = None, None
+    if prepared.baseline is not None:
+        figures = _measure_states(prepared.baseline.load(), plan, reporter)
+        before, losses_before = prepared.baseline.describe(plan, figures, tokenizer, reporter), figures.losses
+        release_memory(model.device)
     probed = model.load()
     figures = _measure_states(probed, plan, reporter)
     after = model.describe(plan, figures, tokenizer, reporter)
+    if before is not None and before.source.weights_sha256 == after.source.weights_sha256:
+        notes = (*notes, "the model and its baseline have the same weights")
+        reporter.say(f"note: {notes[-1]}")
     truncation, windowed = None, None
     reading = Reading(plan.section.every, plan.section.batch_size, runtime.seed)
-    if plan.section.truncation:
-        truncation = _truncate(probed, plan, figures.losses, reading, reporter)
-        if _is_hybrid(probed):
-            windowed = _truncate(probed, plan, None, replace(reading, window=reading.segment), reporter)
-    result = ProbeResult(
+    if plan.section.truncation and plan.cut:
+        truncation = truncate_states(probed, plan, plan.cut, figures.losses, reading, reporter)
+    if plan.section.truncation and plan.windowed:
+        windowed = truncate_states(
+            probed, plan, plan.windowed, None, replace(reading, window=reading.segment), reporter
+        )
+    return ProbeResult(
         model=after,
         truncation=truncation,
         windowed=windowed,
-        searches=_search(probed, plan, reading, reporter),
+        searches=search_states(probed, plan, reading, reporter),
         baseline=before,
         comparison=None if before is None else compare_states(before.states, after.states),
+        loss_difference=None
+        if losses_before is None
+        else loss_difference(plan.documents, figures.losses, losses_before),
         settings={
-            **plan.settings(), "seed": runtime.seed, "device": str(device),
+            **plan.settings(), "seed": runtime.seed, "device": str(model.device),
             "dtype": str(model.dtype).removeprefix("torch."),
         },
         notes=notes,
@@ -152,13 +208,6 @@ def probe(request: ProbeRequest, console: Console | None = None) -> ProbeOutput:
         hardware=installed_hardware(),
         versions=installed_versions(),
     )  # fmt: skip
-    return _write(output, result)
-
-
-def _output(given: Path) -> OutputFolder:
-    if given.is_file() or (given.is_dir() and any(given.iterdir())):
-        raise RequestError(f"--output {given} exists; name a new folder.")
-    return OutputFolder(given, overwrite=False)
 
 
 def _configured(request: ProbeRequest) -> tuple[ConfiguredModel, ConfiguredModel | None]:
@@ -168,11 +217,11 @@ def _configured(request: ProbeRequest) -> tuple[ConfiguredModel, ConfiguredModel
             "out."
         )
     model = open_model(request.model, request.revision)
-    state_layout(str(model.raw_config["model_type"]))
+    state_layout(family_of(model.raw_config))
     if request.baseline is None:
         return model, None
     baseline = open_model(request.baseline, request.baseline_revision)
-    state_layout(str(baseline.raw_config["model_type"]))
+    state_layout(family_of(baseline.raw_config))
     heads = [
         [(mixer.layer, head) for mixer in each.mixers for head in range(mixer.num_v_heads)]
         for each in (baseline, model)
@@ -191,53 +240,6 @@ def _measure_states(probed: Probed, plan: ProbePlan, reporter: StageReporter) ->
         return measure_states(probed, plan.documents, plan.section.every, plan.section.batch_size, advance)
 
 
-def _truncate(
-    probed: Probed, plan: ProbePlan, dense: Sequence[TokenFigures] | None, reading: Reading, reporter: StageReporter
-) -> Truncation:
-    """`dense` are the documents' losses with nothing cut, None where they are still to be measured."""
-    cut_text = any(len(document) > reading.segment for document in plan.documents)
-    passes = len(plan.ranks) + (dense is None)
-    tokens = passes * plan.text_tokens * cut_text + (1 + len(plan.ranks)) * plan.prompt_tokens
-    text: tuple[RankOnText, ...] = ()
-    with reporter.stage("truncation" if reading.window is None else "windowed", tokens) as advance:
-        if cut_text:
-            if dense is None:
-                dense = measure_cut(probed, plan.documents, None, reading, advance).figures
-            text = truncate_on_text(probed, plan.documents, dense, plan.ranks, reading, advance)
-        tasks = truncate_on_tasks(probed, plan.prompt_sets, plan.ranks, reading, advance)
-    return Truncation(reading.segment, reading.window, text, tasks)
-
-
-def _is_hybrid(probed: Probed) -> bool:
-    """Whether some layers are not mixers: softmax attention."""
-    layers: int = probed.model.config.get_text_config(decoder=True).num_hidden_layers
-    return layers > len(probed.mixers)
-
-
-def _search(probed: Probed, plan: ProbePlan, reading: Reading, reporter: StageReporter) -> tuple[HeadSearch, ...]:
-    """On every task, and on the text."""
-    rank = plan.section.search_rank
-    if rank is None:
-        return ()
-
-    def losses(sequences: tuple[Tensor, ...], advance: Advance, cut: Cut | None) -> Tensor:
-        figures = measure_cut(probed, sequences, cut, reading, advance).figures
-        return torch.stack([figure.losses.double().mean() for figure in figures])
-
-    def of_answers(index: int, advance: Advance, cut: Cut | None) -> Tensor:
-        prompts = plan.prompt_sets[index]
-        sequences = [tokens.whole for tokens in prompts.encoded]
-        return answer_losses(prompts, measure_cut(probed, sequences, cut, reading, advance).figures)
-
-    found = []
-    with reporter.stage("search", measurements(probed) * (plan.prompt_tokens + plan.text_tokens)) as advance:
-        for index, prompts in enumerate(plan.prompt_sets):
-            found.append(search_heads(probed, prompts.task.name, partial(of_answers, index, advance), rank))
-        if any(len(document) > reading.segment for document in plan.documents):
-            found.append(search_heads(probed, "text", partial(losses, plan.documents, advance), rank))
-    return tuple(found)
-
-
 def _write(output: OutputFolder, result: ProbeResult) -> ProbeOutput:
     images = draw_all(result)
     with output.staged() as folder:
@@ -246,4 +248,4 @@ def _write(output: OutputFolder, result: ProbeResult) -> ProbeOutput:
         (folder / "figures").mkdir()
         for name, image in images.items():
             (folder / "figures" / f"{name}.png").write_bytes(image)
-    return ProbeOutput(output.path, output.path / "report.html", result.summary())
+    return ProbeOutput(output.path, output.path / "report.html", tuple(summary_lines(result)))

@@ -79,7 +79,7 @@ def truncate_on_text(
     found = [RankOnText(None, loss_of(documents, dense), None, 0.0)]
     for rank in ranks:
         cut = measure_cut(probed, documents, Cut(rank), reading, on_tokens)
-        difference = loss_of(documents, [_less(*pair) for pair in zip(cut.figures, dense, strict=True)])
+        difference = loss_difference(documents, cut.figures, dense)
         found.append(RankOnText(rank, loss_of(documents, cut.figures), difference, cut.exact))
     return tuple(found)
 
@@ -142,6 +142,11 @@ def loss_of(documents: Sequence[Tensor], figures: Sequence[TokenFigures]) -> Los
     windows = [Window(document, len(document) - 1, number) for number, document in enumerate(documents)]
     summary: TextFigures = summarise(windows, figures, COPY_DISTANCE)
     return Loss(summary.loss, summary.by_position, summary.copied, summary.rest)
+
+
+def loss_difference(documents: Sequence[Tensor], after: Sequence[TokenFigures], before: Sequence[TokenFigures]) -> Loss:
+    """`after` less `before`, of the same tokens: standard errors are those of the differences."""
+    return loss_of(documents, [_less(*pair) for pair in zip(after, before, strict=True)])
 
 
 def _less(figures: TokenFigures, dense: TokenFigures) -> TokenFigures:

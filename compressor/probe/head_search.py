@@ -16,7 +16,8 @@ from compressor.probe.states import Probed
 from compressor.probe.truncation import Cut
 
 SHARE_OF_LARGEST = 0.05
-"""A layer is searched whose effect is at least this share of the largest, and two standard errors above nothing."""
+"""A layer is searched whose effect is at least this share of the largest, and two standard errors above nothing,
+where there is an error: of one prompt or document there is none."""
 
 Measure = Callable[[Cut | None], Tensor]
 """Losses float64 [items] under a cut, of prompts or documents; None is the model as it is."""
@@ -78,5 +79,5 @@ def search_heads(probed: Probed, name: str, measure: Measure, rank: int) -> Head
 
 
 def _matters(rise: Score, largest: float) -> bool:
-    error = rise.standard_error or 0.0
-    return rise.mean > 0 and rise.mean >= SHARE_OF_LARGEST * largest and rise.mean > 2 * error
+    clear = rise.standard_error is None or rise.mean > 2 * rise.standard_error
+    return rise.mean > 0 and rise.mean >= SHARE_OF_LARGEST * largest and clear

@@ -15,6 +15,7 @@ figure { margin: 1rem 0; } img { max-width: 100%; } figcaption { color: #555; fo
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; margin: 0.8rem 0; }
 th, td { padding: 0.2rem 0.7rem; text-align: right; border-bottom: 1px solid #e4e4e4; }
 th:first-child, td:first-child { text-align: left; } th { background: #f6f6f6; }
+dt { font-weight: 600; } dd { margin: 0 0 0.4rem 1.5rem; }
 .wide { overflow-x: auto; } .note { color: #8a4b00; }
 """
 
@@ -48,6 +49,11 @@ def figure(image: bytes, caption: str) -> str:
 
 def facts(values: Mapping[str, Cell]) -> str:
     return table(("", ""), [(name, value) for name, value in values.items()])
+
+
+def definitions(terms: Mapping[str, str]) -> str:
+    body = "".join(f"<dt>{escape(term)}</dt><dd>{escape(meaning)}</dd>\n" for term, meaning in terms.items())
+    return f"<dl>\n{body}</dl>"
 
 
 def page(title: str, parts: Sequence[str]) -> str:

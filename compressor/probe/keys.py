@@ -3,12 +3,13 @@
 With the L2-normalised keys k_s of one key head and the decays alpha of a value head that it serves:
 
     mean key          norm of the mean of all k_s: near 1, all keys are alike
-    keys in horizon   entropy effective rank of sum k_s k_s^T over the last tau tokens of a text (at most KEY_WINDOW)
+    keys in horizon   entropy effective rank of sum k_s k_s^T over the last tau tokens of a text (<= KEY_WINDOW keys)
     decayed keys      entropy effective rank of sum (alpha_{s+1} ... alpha_t) k_s k_s^T over all tokens of a text
 
-Neither sum is centred, as the state's is not. tau is the head's horizon in that text.
+Neither sum is centred, as the state's is not. tau is the head's horizon in that text. All n keys of a token count; its
+decay comes before the first of them.
 
-Notation as in `architectures.base`; L mixers, D documents, W = KEY_WINDOW.
+Notation as in `architectures.base`; L mixers, D documents, W = KEY_WINDOW, n keys of a token.
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ class _Layer:
     """Sums over all documents, and what is known of the documents that are being read."""
 
     group: int
+    keys_per_token: int
+    unit_keys: list[Tensor] = field(default_factory=list)
     key_sum: Tensor | None = None
     key_count: int = 0
     decay_sum: Tensor | None = None
@@ -65,7 +68,9 @@ class KeyStatistics(RecurrenceTap):
     """
 
     def __init__(self, mixers: Sequence[Mixer]) -> None:
-        self._layers = {mixer.layer: _Layer(mixer.num_v_heads // mixer.num_k_heads) for mixer in mixers}
+        self._layers = {
+            mixer.layer: _Layer(mixer.num_v_heads // mixer.num_k_heads, mixer.keys_per_token) for mixer in mixers
+        }
 
     def on_log_decay(self, layer: int, log_decay: Tensor) -> None:
         """log alpha [B, T, H_v] of the tokens whose keys come next."""
@@ -73,13 +78,19 @@ class KeyStatistics(RecurrenceTap):
 
     def on_key(self, layer: int, key: Tensor) -> Tensor:
         held = self._layers[layer]
-        unit = F.normalize(key.float(), dim=-1)
+        held.unit_keys.append(F.normalize(key.float(), dim=-1))
+        if len(held.unit_keys) == held.keys_per_token:
+            self._add(held, torch.stack(held.unit_keys, dim=2).flatten(1, 2))
+            held.unit_keys.clear()
+        return key
+
+    def _add(self, held: _Layer, unit: Tensor) -> None:
+        """Take the keys [B, T n, H_k, d_k] of the tokens whose decays came last."""
         summed = unit.double().sum((0, 1))
         held.key_sum = summed if held.key_sum is None else held.key_sum + summed
         held.key_count += unit.shape[0] * unit.shape[1]
         held.recent = (unit if held.recent is None else torch.cat([held.recent, unit], dim=1))[:, -KEY_WINDOW:]
         self._decay(held, unit)
-        return key
 
     def end_documents(self) -> None:
         """The texts of a batch have ended: take the ranks of each, and forget them."""
@@ -89,7 +100,7 @@ class KeyStatistics(RecurrenceTap):
             decay = held.document_decay
             held.decay_sum = decay.sum(0) if held.decay_sum is None else held.decay_sum + decay.sum(0)
             horizon = decay_horizon(decay / held.document_tokens)
-            window = _window_covariance(held.recent, horizon, held.group)
+            window = _window_covariance(held.recent, horizon, held.group, held.keys_per_token)
             held.ranks.append((_rank(window), _rank(held.covariance)))
             held.recent = held.covariance = held.document_decay = held.log_decay = None
             held.document_tokens = 0
@@ -106,18 +117,20 @@ class KeyStatistics(RecurrenceTap):
                 raise ValueError("no text has ended")
             norm = (held.key_sum / held.key_count).norm(dim=-1).repeat_interleave(held.group)
             ranks = (torch.cat(list(each)).quantile(0.5, dim=0) for each in zip(*held.ranks, strict=True))
-            parts.append((decay_horizon(held.decay_sum / held.key_count), norm, *ranks))
+            tokens = held.key_count // held.keys_per_token
+            parts.append((decay_horizon(held.decay_sum / tokens), norm, *ranks))
         return KeyFigures(*(torch.cat(list(each)).cpu() for each in zip(*parts, strict=True)))
 
     def _decay(self, held: _Layer, unit: Tensor) -> None:
-        """Take the decayed covariance [B, H_v, d_k, d_k] over the tokens of `unit` [B, T, H_k, d_k]."""
-        batch, tokens, heads, _ = unit.shape
+        """Take the decayed covariance [B, H_v, d_k, d_k] over the keys `unit` [B, T n, H_k, d_k]."""
+        batch, keys_seen, heads, _ = unit.shape
+        tokens = keys_seen // held.keys_per_token
         decay = held.log_decay
         if decay is None:
             decay = unit.new_zeros(batch, tokens, heads * held.group, dtype=torch.float64)
         held.log_decay = None
         total = decay.sum(1)  # [B, H_v]
-        weights = (total[:, None] - decay.cumsum(1)).exp()  # [B, T, H_v]
+        weights = (total[:, None] - decay.cumsum(1)).exp().repeat_interleave(held.keys_per_token, dim=1)
         keys = unit.double().repeat_interleave(held.group, dim=2)
         added = torch.einsum("bthi,bthj->bhij", keys * weights[..., None], keys)
         if held.covariance is None or held.document_decay is None:
@@ -128,10 +141,10 @@ class KeyStatistics(RecurrenceTap):
         held.document_tokens += tokens
 
 
-def _window_covariance(recent: Tensor, horizon: Tensor, group: int) -> Tensor:
-    """Sum of k k^T over the last `horizon` [B, H_v] of the keys `recent` [B, W, H_k, d_k]: [B, H_v, d_k, d_k]."""
+def _window_covariance(recent: Tensor, horizon: Tensor, group: int, keys_per_token: int) -> Tensor:
+    """Sum of k k^T over the keys of the last `horizon` [B, H_v] tokens in `recent` [B, W, H_k, d_k]."""
     window = recent.shape[1]
-    counted = horizon.clamp(1, window).ceil()
+    counted = (horizon.clamp(1, window).ceil() * keys_per_token).clamp(max=window)
     age = torch.arange(window, 0, -1, device=recent.device)[None, :, None]
     inside = (age <= counted[:, None]).double()
     keys = recent.double().repeat_interleave(group, dim=2)

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from compressor.probe import html_report as html
 from compressor.probe.experiment import RankOnText
 from compressor.probe.figures import (
-    LABELS,
     draw_comparison,
     draw_curves,
     draw_heat_maps,
@@ -18,19 +17,22 @@ from compressor.probe.figures import (
 )
 from compressor.probe.head_search import HeadSearch
 from compressor.probe.horizons import LONG_HORIZON, SHORT_HORIZON
+from compressor.probe.main_figures import summary_lines
 from compressor.probe.results import ProbedModel, ProbeResult, Truncation
+from compressor.probe.settings_page import comparison_tables, settings_shown
+from compressor.probe.terms import CONDITION_BOUND, LABELS, TERMS
 
 CAPTIONS = {
     "heat_maps": "States at the end of the texts, layers x heads, medians over documents.",
-    "curves": "Along the text: medians over documents and the heads of a layer; shaded, from the lowest head to the "
-    "highest.",
+    "curves": "Along the text: medians over documents and the heads of a layer; of a few layers, shaded from the "
+    "lowest head to the highest.",
     "spectra": "Singular values at the end of the texts over the largest one: mean over documents, median over heads.",
     "reasons": "Effective rank against decay horizon and against the rank of the decayed key covariance; condition "
-    "number against its lower bound 1/sqrt(u). Dashed: y = x.",
-    "truncation": "States cut to r directions after every segment. Left: rise of the loss with paired standard errors; "
-    "middle: by position; right: retrieval.",
+    "number against its lower bound 1/sqrt(utilisation). Dashed: y = x.",
+    "truncation": "States cut to r directions after every segment: rise of the loss on text, with paired standard "
+    "errors where there is more than one document; by position in it; scores of retrieval tasks.",
     "windowed": "The same with softmax layers that see one segment back: only states reach further.",
-    "comparison": "Before and after pruning: utilisation along the text, utilisation of each head, singular values, "
+    "comparison": "Baseline and model: utilisation along the text, utilisation of each head, singular values, "
     "loss by position.",
 }
 
@@ -56,7 +58,7 @@ def draw_all(result: ProbeResult) -> dict[str, bytes]:
 def report_page(result: ProbeResult, images: Mapping[str, bytes]) -> str:
     """One HTML file; `images` as `draw_all` gives them."""
     shown = {name: html.figure(image, CAPTIONS[name]) for name, image in images.items()}
-    parts = [html.paragraph(line) for line in result.summary()]
+    parts = [html.paragraph(line) for line in summary_lines(result)]
     parts += [html.paragraph(f"note: {note}", "note") for note in result.notes]
     parts += [html.heading("How much of the state is used"), shown["heat_maps"], shown["curves"], shown["spectra"]]
     parts += [html.details("All heads", _heads(result.model))]
@@ -71,21 +73,25 @@ def report_page(result: ProbeResult, images: Mapping[str, bytes]) -> str:
         parts += _truncation(result.windowed)
     for search in result.searches:
         parts += [html.heading(f"Heads that carry {search.name}"), *_search(search)]
-    if result.baseline is not None and result.comparison is not None:
-        parts += [html.heading(f"Before pruning ({result.baseline.model}) and after"), shown["comparison"]]
-        rows = [
-            (LABELS[name], each.before, each.after, each.pearson, each.spearman)
-            for name, each in result.comparison.items()
-        ]
-        columns = ("mean over heads", "before", "after", "correlation of heads", "rank correlation")
-        parts += [html.table(columns, rows)]
-    settings = {name: str(value) for name, value in result.settings.items()}
-    parts += [html.heading("Settings"), html.facts(settings), html.facts(dict(result.versions))]
+    if result.baseline is not None:
+        parts += [html.heading(f"Beside the baseline {result.baseline.model}"), shown["comparison"]]
+        parts += comparison_tables(result)
+    parts += [html.heading("What the words mean"), html.definitions(TERMS)]
+    parts += [html.heading("Settings"), html.facts(settings_shown(result)), html.facts(dict(result.versions))]
     return html.page(f"Probe of {result.model.model}", parts)
 
 
 def _heads(model: ProbedModel) -> str:
-    columns = ("layer", "head", *LABELS.values(), "1/sqrt(u)", "horizon", "mean key", "keys in horizon", "decayed keys")
+    columns = (
+        "layer",
+        "head",
+        *LABELS.values(),
+        CONDITION_BOUND,
+        "horizon",
+        "mean key",
+        "keys in horizon",
+        "decayed keys",
+    )
     rows = [
         (
             head.layer, head.head, *(head.end[name].median for name in LABELS), head.condition_bound, head.horizon,

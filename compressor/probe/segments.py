@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from compressor.architectures.cached_forward import forward_from_cache
 from compressor.errors import RunError
 from compressor.evaluation.forward import LOGITS_PER_BATCH, LOGITS_PER_STEP, TokenFigures
 
@@ -107,11 +108,10 @@ def _read_batch(
     cache = None
     for number in range(count):
         part = slice(number * segment, (number + 1) * segment)
-        inputs: dict[str, Any] = {"input_ids": tokens[:, part].to(model.device), "past_key_values": cache}
+        inputs: dict[str, Any] = {"input_ids": tokens[:, part].to(model.device)}
         if give_positions:
             inputs["position_ids"] = torch.arange(part.start, part.stop, device=model.device).expand(len(rows), -1)
-        output = model(**inputs, use_cache=True)
-        cache = output.past_key_values
+        output, cache = forward_from_cache(model, cache, **inputs)
         losses[:, part], correct[:, part] = _against(output.logits, tokens[:, 1:][:, part].to(model.device))
         del output
         on_boundary(Boundary(rows, part.stop, number + 1 == count, cache))

@@ -15,7 +15,7 @@ from compressor.architectures.recurrent_state import StateLayout, state_layout
 from compressor.errors import RunError
 from compressor.evaluation.forward import TokenFigures
 from compressor.probe.keys import KeyFigures, KeyStatistics
-from compressor.probe.segments import Boundary, read_in_segments
+from compressor.probe.segments import Boundary, read_in_segments, segments_of
 from compressor.probe.spectra import FIGURES, Spectrum, spectrum
 
 
@@ -66,12 +66,14 @@ def measure_states(
     batch_size: int,
     on_tokens: Callable[[int], None],
 ) -> StateFigures:
-    """Spectra after every `every` tokens of `documents` (int64 [T], T a positive multiple of `every`).
+    """Spectra after every `every` tokens of `documents` (int64 [T], T >= 2 and a multiple of `every`).
+
+    With `every` 1 the last token is not read: no loss is taken behind it.
 
     Raises:
         RunError: a state or a loss is NaN or infinite.
     """
-    boundaries = max(len(document) for document in documents) // every
+    boundaries = max(segments_of(len(document), every) for document in documents)
     heads = len(probed.heads)
     along = torch.full((len(documents), boundaries, heads, len(FIGURES)), torch.nan, dtype=torch.float64)
     end = torch.zeros(len(documents), heads, len(FIGURES), dtype=torch.float64)

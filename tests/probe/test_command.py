@@ -13,7 +13,7 @@ from compressor.calibration.text import TextSource, open_documents
 from compressor.calibration.tokenizer import load_tokenizer
 from compressor.cli import main
 from compressor.probe.spectra import FIGURES
-from compressor.probe_plan import concatenated_documents
+from compressor.probe_documents import concatenated_documents
 from tests.probe.test_report import PNG_BEGINNING, check_page
 from tests.tiny_models import save_tiny, save_tiny_tokenizer
 
@@ -42,7 +42,9 @@ def probe(model: Path, output: Path, *options: str) -> dict[str, Any]:
     return result
 
 
-@pytest.mark.parametrize("name", ["gated_deltanet", "delta_net", "q35", "qw", "gated_deltanet_hybrid"])
+@pytest.mark.parametrize(
+    "name", ["gated_deltanet", "gated_deltaproduct", "delta_net", "q35", "qw", "gated_deltanet_hybrid"]
+)
 def test_every_family(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model, text = source(name, tmp_path / "model"), text_file(tmp_path)
     options = [*SHORT, "--text", str(text), "--ranks", "4,1", "--search-rank", "1", "--no-tasks"]
@@ -89,18 +91,29 @@ def test_tasks_of_the_bundled_model(tmp_path: Path, demo_model: Path) -> None:
         assert again[part] == result[part]
 
 
-def test_before_and_after_pruning(tmp_path: Path, demo_model: Path) -> None:
+def test_before_and_after_pruning(tmp_path: Path, demo_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cut = tmp_path / "cut"
     words = ["--target-dim", "32", "--calibration-samples", "4", "--sequence-length", "512", "--retrieval-share", "0"]
     quick = ["--no-refit", "--no-evaluate", "--no-verify", "--device", "cpu", "--output-dir", str(cut)]
     assert main([*words, *quick]) == 0
     options = ["--baseline", str(demo_model), "--length", "512", "--documents", "2", "--no-truncation"]
     result = probe(cut, tmp_path / "out", *options, "--device", "cpu")
+    printed = capsys.readouterr().out
     assert (result["baseline"]["key_dim"], result["model"]["key_dim"]) == (64, 32)
     compared = result["comparison"]
     assert compared["utilisation"]["after"] > compared["utilisation"]["before"]
     assert compared["entropy_effective_rank"]["pearson"] > 0.8
-    assert result["model"]["loss"]["all"]["mean"] > result["baseline"]["loss"]["all"]["mean"]
+    losses = [result[name]["loss"]["all"]["mean"] for name in ("baseline", "model")]
+    rise = result["loss_difference"]["all"]
+    assert rise["mean"] == pytest.approx(losses[1] - losses[0], rel=1e-6)
+    assert rise["mean"] > 0
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    for line in (f"loss {losses[0]:.4f} -&gt; {losses[1]:.4f}", f"{losses[0]:.4g}</td><td>{losses[1]:.4g}", str(cut)):
+        assert line in page
+    assert f"  loss {losses[0]:.4f} -> {losses[1]:.4f}, {rise['mean']:+.4f} +- {rise['standard_error']:.4f}" in printed
+    assert not any("narrower" in note for note in result["notes"])
+    swapped = probe(demo_model, tmp_path / "swapped", "--baseline", str(cut), *options[2:], "--device", "cpu")
+    assert any("narrower, with 32 key channels, than those of the model, with 64" in each for each in swapped["notes"])
 
 
 def test_documents_of_several_lengths(tmp_path: Path) -> None:
@@ -139,21 +152,40 @@ def test_concatenated_documents(tmp_path: Path) -> None:
         (["--length", "4096"], "--length 4096 is over the 2048 tokens of context that the model's config names"),
         (["--ranks", "17"], "--ranks 17 is over the 16 directions that a state of 16 x 16 has; use 1 to 16."),
         (["--search-rank", "17"], "--search-rank 17 is over the 16 directions"),
-        (["--ranks", "0"], "ranks: Input should be greater than or equal to 1 (got 0)"),
-        (["--ranks", "one"], 'ranks: "one" is no whole number'),
-        (["--ranks", ""], "ranks: name at least one"),
+        (["--ranks", "0"], "--ranks: Input should be greater than or equal to 1 (got 0)"),
+        (["--ranks", "one"], '--ranks: "one" is no whole number'),
+        (["--ranks", ""], "--ranks: name at least one"),
+        (["--length", "9" * 30], "--length: Input should be less than or equal to 16777216"),
+        (["--search-rank", "0"], "--search-rank: Input should be greater than or equal to 1"),
         (["--ranks", "1", "--no-truncation"], "--ranks would change nothing with --no-truncation"),
         (["--tasks", "vt", "--no-truncation"], "--tasks would change nothing with --no-truncation"),
         (["--tasks", "vt", "--no-tasks"], "--tasks would change nothing with --no-tasks"),
+        (["--samples", "5", "--no-tasks"], "--samples would change nothing with --no-tasks"),
+        (["--samples", "5", "--no-truncation"], "--samples would change nothing with --no-truncation"),
+        (["--no-tasks", "--no-truncation"], "--no-tasks would change nothing with --no-truncation"),
+        (
+            ["--length", "64", "--no-tasks", "--ranks", "4"],
+            "--ranks would change nothing: all is read in one segment of 64 tokens, and states are cut between "
+            "segments; raise --length, lower --every, or ask for tasks.",
+        ),
+        (["--length", "64", "--no-tasks", "--search-rank", "4"], "--search-rank would change nothing: all is read"),
+        (["--every", "1024", "--length", "2048", "--samples", "5"], "--samples would change nothing: no prompt is"),
         (["--tasks", "niah_singel_1"], "did you mean niah_single_1?"),
         (["--tasks", "vt", "--task-length", "64"], "prompts of 64 tokens end in their first segment of 64"),
-        (["--tasks", "vt", "--task-length", "100"], "length 100 is too short"),
+        (["--tasks", "vt", "--task-length", "100"], "raise --task-length or leave them out of --tasks."),
+        (
+            ["--tasks", "lm_eval:wikitext"],
+            "--tasks lm_eval:wikitext: a probe asks retrieval prompts, and takes no task",
+        ),
         (["--task-length", "4096"], "--task-length 4096 is over the 2048 tokens"),
         (["--documents", "0"], "documents: Input should be greater than or equal to 1"),
         (["--every", "0"], "every: Input should be greater than or equal to 1"),
         (["--text", "absent.txt"], 'the text "absent.txt" does not exist'),
         (["--baseline-revision", "main"], "add --baseline, or leave it out"),
-        (["--device", "tpu"], "device: "),
+        (["--device", "tpu"], '--device: "tpu" is no device; give auto, cpu, cuda or cuda:N'),
+        (["--baseline", ""], '--baseline "" is empty; name something, or leave it out.'),
+        (["--baseline", "./" + "b" * 300], f"there is no folder ./{'b' * 300}; check the path"),
+        (["--text", "t" * 300], f'the text "{"t" * 300}" does not exist'),
     ],
 )
 def test_bad_requests_get_one_sentence(
@@ -195,7 +227,10 @@ def test_existing_output(kind: str, tmp_path: Path, capsys: pytest.CaptureFixtur
         output.mkdir()
     precious = output / "precious.txt" if kind == "folder" else output
     precious.write_text("x")
-    refused(["probe", str(model), "--output", str(output), *SHORT], f"{output} exists; name a new folder.", capsys)
+    refusal = f"the output folder {output} " + (
+        "exists and is not empty; choose another." if kind == "folder" else "is a file; choose another."
+    )
+    refused(["probe", str(model), "--output", str(output), *SHORT], refusal, capsys)
     assert precious.read_text() == "x"
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from compressor.architectures.base import RecurrenceTap
+from compressor.architectures.family import family_of
 from compressor.architectures.recurrent_state import state_layout
 from compressor.probe import keys
 from compressor.probe.segments import Boundary, read_in_segments
@@ -19,11 +20,20 @@ from compressor.probe.states import Probed, measure_states
 from tests.families import TinyCheckpoint, tiny_checkpoint, tiny_tokens
 from tests.probe.test_states import record_calls, written_out
 
-FAMILIES = ["gated_deltanet_grouped", "gated_deltanet_wide_values", "delta_net", "delta_net_sum_norm", "q35"]
+FAMILIES = [
+    "gated_deltanet_grouped",
+    "gated_deltanet_wide_values",
+    "gated_deltaproduct_three_keys",
+    "gated_deltaproduct_no_gates",
+    "delta_net",
+    "delta_net_sum_norm",
+    "q35",
+    "qn",
+]
 
 
 def probed(tiny: TinyCheckpoint) -> Probed:
-    return Probed(tiny.model, tiny.architecture, tiny.mixers, tiny.raw_config["model_type"])
+    return Probed(tiny.model, tiny.architecture, tiny.mixers, family_of(tiny.raw_config))
 
 
 class _Keys(RecurrenceTap):
@@ -68,14 +78,15 @@ def test_horizons_and_key_covariances(name: str, tmp_path: Path, monkeypatch: py
         read_in_segments(tiny.model, documents, 192, 3, lambda boundary: None)
     place = 0
     for number, mixer in enumerate(tiny.mixers):
-        unit = tap.seen[mixer.layer][0] / tap.seen[mixer.layer][0].norm(dim=-1, keepdim=True)
+        seen = torch.stack(tap.seen[mixer.layer], dim=2)  # [3, 192, n, H_k, d_k]
+        unit = seen / seen.norm(dim=-1, keepdim=True)
         decay = _log_alpha(calls[number])
         for head in range(mixer.num_v_heads):
-            own = unit[:, :, head // (mixer.num_v_heads // mixer.num_k_heads)]
+            own = unit[:, :, :, head // (mixer.num_v_heads // mixer.num_k_heads)]
             alpha = torch.zeros(3, 192, dtype=torch.float64) if decay is None else decay[:, :, head]
             horizon = torch.inf if decay is None else float(-1 / alpha.mean())
             assert float(found.horizon[place]) == pytest.approx(horizon, rel=1e-4)
-            assert float(found.mean_key_norm[place]) == pytest.approx(float(own.mean((0, 1)).norm()), rel=1e-4)
+            assert float(found.mean_key_norm[place]) == pytest.approx(float(own.mean((0, 1, 2)).norm()), rel=1e-4)
             ranks = [_brute_force_ranks(own[row], alpha[row]) for row in range(3)]
             expected = [sorted(values)[1] for values in zip(*ranks, strict=True)]
             assert float(found.rank_in_horizon[place]) == pytest.approx(expected[0], rel=1e-3)
@@ -96,13 +107,13 @@ def _log_alpha(call: dict[str, Tensor]) -> Tensor | None:
 
 
 def _brute_force_ranks(unit: Tensor, log_alpha: Tensor) -> tuple[float, float]:
-    """Of keys [T, d_k] and log alpha [T] of one head in one document."""
+    """Of keys [T, n, d_k] and log alpha [T] of one head in one document."""
     mean = float(log_alpha.mean())
-    inside = 100 if mean == 0 else min(100, max(1, int(torch.tensor(-1 / mean).ceil())))
-    recent = unit[-inside:]
-    decayed = torch.zeros(unit.shape[1], unit.shape[1], dtype=torch.float64)
-    for key, decay in zip(unit, log_alpha, strict=True):
-        decayed = decay.exp() * decayed + key[:, None] * key
+    inside = 100 if mean == 0 else min(100, max(1, int(torch.tensor(-1 / mean).ceil())) * unit.shape[1])
+    recent = unit.flatten(0, 1)[-inside:]
+    decayed = torch.zeros(unit.shape[-1], unit.shape[-1], dtype=torch.float64)
+    for keys_of_token, decay in zip(unit, log_alpha, strict=True):
+        decayed = decay.exp() * decayed + sum(key[:, None] * key for key in keys_of_token)
     return _effective_rank(recent.mT @ recent), _effective_rank(decayed)
 
 

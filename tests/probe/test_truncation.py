@@ -27,7 +27,9 @@ def losses(figures: tuple[TokenFigures, ...] | list[TokenFigures]) -> Tensor:
     return torch.stack([figure.losses.double() for figure in figures])
 
 
-@pytest.mark.parametrize("name", ["gated_deltanet_grouped", "gated_deltanet_wide_values", "delta_net", "q35"])
+@pytest.mark.parametrize(
+    "name", ["gated_deltanet_grouped", "gated_deltanet_wide_values", "gated_deltaproduct", "delta_net", "q35"]
+)
 @pytest.mark.parametrize("rank", [1, 3])
 def test_a_cut_is_the_nearest_state_of_that_rank(name: str, rank: int, tmp_path: Path) -> None:
     tiny = tiny_checkpoint(name, tmp_path)

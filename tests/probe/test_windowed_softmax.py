@@ -32,7 +32,7 @@ def one_pass(tiny: TinyCheckpoint, tokens: Tensor) -> Tensor:
     return F.cross_entropy(logits, tokens[1:], reduction="none")
 
 
-@pytest.mark.parametrize("name", ["q35", "qw"])
+@pytest.mark.parametrize("name", ["q35", "qw", "qn", "oh"])
 def test_transformers_against_an_explicit_mask(name: str, tmp_path: Path) -> None:
     """Positions and all: each segment of 64 sees itself and the 40 tokens before it."""
     tiny, tokens = tiny_checkpoint(name, tmp_path), tiny_tokens(257)
