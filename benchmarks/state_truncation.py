@@ -27,7 +27,7 @@ from compressor.preparation import open_model, open_source
 from compressor.probe.segments import Boundary, read_in_segments
 from compressor.probe.states import Probed
 from compressor.probe.top_directions import project, retained_energy, top_directions
-from compressor.probe_plan import probe_documents
+from compressor.probe_documents import probe_documents
 
 FIRST, SECOND = 1024, 1280
 Case = tuple[str, Tensor, Tensor]

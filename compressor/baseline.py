@@ -11,7 +11,6 @@ from compressor.errors import RequestError
 from compressor.evaluation.tokenizer_identity import tokenizer_sha256
 from compressor.preparation import ConfiguredModel
 
-_REMEDY = "evaluate each alone and use compress compare."
 _TOKENIZER_NAMES = ("tokenizer", "tokenizer_config", "vocab", "tekken")
 _TOKENIZER_SUFFIXES = (".model", ".tiktoken")
 
@@ -21,8 +20,11 @@ def require_same_tokens(
     baseline: ConfiguredModel,
     tokenizer: PreTrainedTokenizerBase,
     trust_remote_code: bool,
+    remedy: str = "evaluate each alone and use compress compare",
 ) -> str | None:
     """Whether `tokenizer`, the model's, is the baseline's too; a note where the baseline's folder has none.
+
+    `remedy` is what to do instead, where they differ.
 
     Raises:
         RequestError: the two have vocabularies of different sizes, or encode text differently.
@@ -31,7 +33,7 @@ def require_same_tokens(
     if sizes[0] != sizes[1]:
         raise RequestError(
             f"--baseline {baseline.folder.name} has a vocabulary of {sizes[0]:,} tokens and the model one of "
-            f"{sizes[1]:,}; {_REMEDY}"
+            f"{sizes[1]:,}; {remedy}."
         )
     if not _has_tokenizer(baseline.folder.path):
         return f"--baseline {baseline.folder.name} has no tokenizer of its own: the model's was used for both"
@@ -39,7 +41,7 @@ def require_same_tokens(
     if tokenizer_sha256(other) != tokenizer_sha256(tokenizer):
         raise RequestError(
             f"--baseline {baseline.folder.name} and the model {model.folder.name} have tokenizers that encode text "
-            f"differently, so the same tokens are another text to each of them; {_REMEDY}"
+            f"differently, so the same tokens are another text to each of them; {remedy}."
         )
     return None
 

@@ -26,8 +26,12 @@ _EPILOG = """other verbs:
   compress evaluate MODEL     perplexity, retrieval, aggregation, completion; --baseline MODEL2 for differences
   compress compare A B        results of evaluate, or compressed folders, side by side
   compress probe MODEL        what its recurrent states hold, which heads use them, what is lost without
+  compress sweep MODEL        several methods and widths from one calibration; a table, JSON and a figure
   compress inspect MODEL      layers, heads, widths, state bytes, and what engines make of each width
   compress validate RECIPE    check a recipe file
+  compress push DIR REPO      upload a result to the Hub
+
+Under `accelerate launch` or torchrun several processes share a cut, recover or sweep; the first does the rest alone.
 
 Exit status: 0 done, 1 the run failed, 2 the request cannot be met, 130 or 143 interrupted."""
 
@@ -43,13 +47,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "compare": _compare,
         "recover": _recover,
         "probe": _probe,
+        "push": _push,
+        "sweep": _sweep,
     }
     verb: Callable[[list[str]], int] = _compress
     if words and words[0] in verbs:
         verb = verbs[words.pop(0)]
+    if verb not in (_compress, _recover, _sweep) or not {"-h", "--help"}.isdisjoint(words):
+        from compressor.launched import act_alone
+
+        if not _is_first_process():
+            return 0
+        act_alone()
     try:
         return verb(words)
     except CompressorError as error:
+        _let_first_speak()
         if "--debug" in words:
             import traceback
 
@@ -68,6 +81,17 @@ def _is_first_process() -> bool:
     return launch().index == 0
 
 
+def _let_first_speak() -> None:
+    """Before an error: processes that have joined have said it once already."""
+    if _is_first_process():
+        return
+    from compressor.data_parallel import have_joined
+    from compressor.launched import let_first_speak
+
+    if not have_joined():
+        let_first_speak()
+
+
 def _compress(words: list[str]) -> int:
     arguments = vars(_compress_parser().parse_args(words))
     from compressor.flat_settings import nest_flat_settings
@@ -75,6 +99,8 @@ def _compress(words: list[str]) -> int:
     from compressor.recipe_file import load_settings
 
     switches = {name: arguments.pop(name) for name in ("dry_run", "resume", "overwrite", "debug")}
+    repository, private = arguments.pop("push_to_hub", None), arguments.pop("private", False)
+    statistics = [arguments.pop(name, None) for name in ("statistics", "save_statistics")]
     recipe_file = arguments.pop("recipe", None)
     base = None if recipe_file is None else load_settings(recipe_file)
     origin = "the request" if recipe_file is None else str(recipe_file)
@@ -83,7 +109,10 @@ def _compress(words: list[str]) -> int:
 
     from compressor.planning import RunOptions
 
-    console, options = Console(), RunOptions(resume=switches["resume"], overwrite=switches["overwrite"])
+    console, options = Console(), RunOptions(switches["resume"], switches["overwrite"], *statistics)
+    from compressor.push_command import check_push, push_result
+
+    check_push(repository, private, recipe.model, asks_hub=_is_first_process())
     if switches["dry_run"]:
         if _is_first_process():
             _plan(recipe, options, console)
@@ -98,15 +127,18 @@ def _compress(words: list[str]) -> int:
         console.print(result_table(report))
         console.print(f"result: {report.output_dir}", soft_wrap=True, highlight=False, markup=False)
         console.print(f"load:   {report.load_line}", soft_wrap=True, highlight=False, markup=False)
+        if repository is not None:
+            return push_result(Path(report.output_dir), repository, private, console)
     return 0
 
 
 def _plan(recipe: Recipe, options: RunOptions, console: Console) -> None:
     """Print what a run would do."""
-    from compressor.planning import pack_plan_tokens, plan_run
+    from compressor.pipeline import checked_plan
+    from compressor.planning import pack_plan_tokens
     from compressor.reporting import plan_table
 
-    plan = plan_run(recipe, options)
+    plan = checked_plan(recipe, options)
     tokens = pack_plan_tokens(plan)
     console.print(plan_table(plan))
     for note in (*plan.notes, *plan.cut.engine_warnings, *tokens.problems):
@@ -138,6 +170,18 @@ def _probe(words: list[str]) -> int:
     from compressor.probe_command import probe_command
 
     return probe_command(words)
+
+
+def _push(words: list[str]) -> int:
+    from compressor.push_command import push_command
+
+    return push_command(words)
+
+
+def _sweep(words: list[str]) -> int:
+    from compressor.sweep_command import sweep_command
+
+    return sweep_command(words)
 
 
 def _verify(words: list[str]) -> int:
@@ -190,7 +234,10 @@ def _validate(words: list[str]) -> int:
 
 
 def _compress_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    from compressor.command_options import add_calibration_options, add_selection_options, add_statistics_options
+    from compressor.launched import LaunchedParser
+
+    parser = LaunchedParser(
         prog="compress",
         description="Shrink the state of a linear-attention language model: fewer key/query channels a head.",
         epilog=_EPILOG,
@@ -203,8 +250,33 @@ def _compress_parser() -> argparse.ArgumentParser:
     add("--output-dir", metavar="DIR", help="default: MODEL-METHOD-WIDTH in the current folder")
     add("--revision", help="branch, tag or commit of a Hub model")
     add("--recipe", type=Path, metavar="FILE", help="YAML settings; options given here replace its own")
-    _add_selection_options(parser)
-    _add_calibration_options(parser)
+    add_selection_options(parser)
+    add_calibration_options(parser)
+    add_statistics_options(parser)
+    _add_recovery_options(parser)
+    run = parser.add_argument_group("run")
+    run.add_argument("--seed", type=int, help="default: 0")
+    run.add_argument("--dtype", help="auto, float32, bfloat16, float16 (default: auto, bfloat16 on a GPU)")
+    run.add_argument("--device", help="auto, cpu, cuda, cuda:N (default: auto)")
+    run.add_argument("--device-map", metavar="MAP", help="auto: spread a model larger than one GPU over all of them")
+    run.add_argument("--max-shard-size", metavar="SIZE", help="of the written weight files (default: 5GB)")
+    run.add_argument("--link", action="store_true", help="hard-link unchanged weight files: bytes shared with a cache")
+    run.add_argument("--no-evaluate", dest="evaluate", action="store_false", help="measure nothing before and after")
+    run.add_argument("--no-verify", dest="verify", action="store_false", help="do not check the result at the end")
+    run.add_argument("--trust-remote-code", action="store_true", help="let the tokenizer run the model's code")
+    run.add_argument("--push-to-hub", metavar="REPO", help="upload the result to this Hub repository, owner/name")
+    run.add_argument("--private", action="store_true", help="make that repository private")
+    for name, text in (
+        ("--dry-run", "check everything, write nothing"),
+        ("--resume", "go on with an interrupted run: its calibration, its training"),
+        ("--overwrite", "replace the output folder"),
+        ("--debug", "show tracebacks"),
+    ):
+        run.add_argument(name, action="store_true", default=False, help=text)
+    return parser
+
+
+def _add_recovery_options(parser: argparse.ArgumentParser) -> None:
     recovery = parser.add_argument_group("recovery")
     recovery.add_argument("--no-refit", dest="refit", action="store_false", help="leave the output projections as cut")
     recovery.add_argument(
@@ -216,51 +288,5 @@ def _compress_parser() -> argparse.ArgumentParser:
     recovery.add_argument(
         "--save-adapter",
         metavar="DIR",
-        help="new folder for the adapter as well, in peft's format, for the checkpoint as it is without --recover",
-    )
-    run = parser.add_argument_group("run")
-    run.add_argument("--seed", type=int, help="default: 0")
-    run.add_argument("--dtype", help="auto, float32, bfloat16, float16 (default: auto, bfloat16 on a GPU)")
-    run.add_argument("--device", help="auto, cpu, cuda, cuda:N (default: auto)")
-    run.add_argument("--max-shard-size", metavar="SIZE", help="of the written weight files (default: 5GB)")
-    run.add_argument("--no-evaluate", dest="evaluate", action="store_false", help="measure nothing before and after")
-    run.add_argument("--no-verify", dest="verify", action="store_false", help="do not check the result at the end")
-    run.add_argument("--trust-remote-code", action="store_true", help="let the tokenizer run the model's code")
-    for name, text in (
-        ("--dry-run", "check everything, write nothing"),
-        ("--resume", "go on with an interrupted run: its calibration, its training"),
-        ("--overwrite", "replace the output folder"),
-        ("--debug", "show tracebacks"),
-    ):
-        run.add_argument(name, action="store_true", default=False, help=text)
-    return parser
-
-
-def _add_selection_options(parser: argparse.ArgumentParser) -> None:
-    from compressor.selection.registry import method_names
-
-    add = parser.add_argument_group("selection").add_argument
-    add("--ratio", type=float, help="share of key/query channels removed, in [0, 1)")
-    add("--target-dim", type=int, metavar="K", help="channels kept of each head; instead of --ratio")
-    add("--round-to", type=int, metavar="N", help="round the width that --ratio gives to a multiple (default: 16)")
-    add("--method", help=f"{', '.join(method_names())} (default: drrqr)")
-    add("--scoring", help="what is scored: qk, k or q; the choice always cuts both (default: qk)")
-    add("--f", type=float, help="bound of strong RRQR on max rho (default: 1.5)")
-    add("--norm-epsilon", help="keep, scaled by d_k/k, which undoes the change of scale, or auto (default: keep)")
-
-
-def _add_calibration_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("calibration").add_argument
-    add("--calibration", metavar="SOURCE", help="demo, a .txt/.jsonl/.parquet file or folder, or a Hub data set id")
-    add("--calibration-column", metavar="NAME", help="field with the text (default: text)")
-    add("--calibration-config", metavar="NAME", help="configuration of a Hub data set")
-    add("--calibration-split", metavar="NAME", help="split of a Hub data set (default: train)")
-    add("--calibration-samples", type=int, metavar="N", help="sequences (default: 128)")
-    add("--sequence-length", type=int, metavar="T", help="tokens of a sequence (default: 2048)")
-    add("--batch-size", type=int, metavar="B", help="sequences at once (default: 8)")
-    add(
-        "--retrieval-share",
-        type=float,
-        metavar="SHARE",
-        help="retrieval prompts instead of text, in [0, 1] (default: 0.5)",
+        help="new folder, which --overwrite does not replace, for the adapter in peft's format; its README.md loads it",
     )

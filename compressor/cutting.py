@@ -1,79 +1,121 @@
-"""The cut of a run: channels selected, the smaller checkpoint written and refitted."""
+"""The cut of a run: channels chosen, the smaller checkpoint written and refitted; of several, the best one stays."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from transformers import PreTrainedModel
-
-from compressor.artifacts import CalibrationStatistics
-from compressor.calibration.tokens import PackedTokens
+from compressor.choosing import Choice, Original, choose_channels, tries
 from compressor.data_parallel import Processes
 from compressor.export.sizes import parse_size
 from compressor.planning import RunPlan
 from compressor.progress import StageReporter
 from compressor.recipe import NormEpsilon
-from compressor.refitting import Policies, Recovered, divide_tokens, recover_cut
-from compressor.report import LayerReport
-from compressor.selecting import select_channels
+from compressor.refitting import Policies, Recovered, divide_tokens, recover_cut, write_recovered
+from compressor.report import CandidateReport, LayerReport, SelectionReport
 from compressor.writing import write_checkpoint
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenCut:
-    """What was found while the cut was written; `layers` in the main process alone."""
+    """What was written and what was tried; `layers` in the main process alone. `recovered` is of the written channels,
+    None where there was nothing to win back or to choose."""
 
+    method: str
+    policy: NormEpsilon
     layers: list[LayerReport]
     recovered: Recovered | None
+    selection: SelectionReport
 
-    def policy(self, allowed: Policies) -> NormEpsilon:
-        """The norm epsilon that was written."""
-        return allowed.allowed[0] if self.recovered is None else self.recovered.policy
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Tried:
+    """A choice and what became of it; `recovered` None: nothing was refitted or compared."""
+
+    choice: Choice
+    policies: Sequence[NormEpsilon]
+    recovered: Recovered | None
+
+    @property
+    def kl(self) -> float:
+        return math.inf if self.recovered is None else self.recovered.chosen.kl_after
+
+    @property
+    def policy(self) -> NormEpsilon:
+        return self.policies[0] if self.recovered is None else self.recovered.policy
+
+    def figures(self) -> list[CandidateReport]:
+        """One entry a norm epsilon, none of them marked as written."""
+        found = []
+        for policy in self.policies if self.recovered is not None else self.policies[:1]:
+            kl = None if self.recovered is None else self.recovered.candidates[policy]
+            before, after = (None, None) if kl is None else (kl.kl_before, kl.kl_after)
+            cost = (self.choice.passes, round(self.choice.seconds, 3))
+            found.append(CandidateReport(self.choice.method, policy, before, after, *cost, False))
+        return found
 
 
 def write_cut(
     plan: RunPlan,
     policies: Policies,
-    model: PreTrainedModel,
-    statistics: CalibrationStatistics,
-    tokens: PackedTokens,
+    original: Original,
     folder: Path,
     processes: Processes,
     reporter: StageReporter,
 ) -> WrittenCut:
     """Write the checkpoint into the empty `folder`; the main process does, and all refit it together.
 
+    Where there are several choices, each is written and refitted in its turn, and the least divergence stays.
+
     Raises:
         RequestError: too few tokens to refit.
-        RunError: a selection that cannot be certified; activations or divergences that are NaN or infinite.
+        RunError: a choice that cannot be certified; activations or divergences that are NaN or infinite.
     """
-    layers: list[LayerReport] = []
-    if processes.is_main:
-        heads = statistics.gram_q.shape[:2].numel()
-        with reporter.stage("selecting", heads, "heads") as advance:
-            selection, layers = select_channels(
-                plan.source, statistics, plan.recipe.selection, plan.cut.keep, plan.recipe.runtime.seed
-            )
-            advance(heads)
-        with reporter.stage("writing", plan.cut.output_bytes, "bytes") as advance:
-            max_shard_bytes = parse_size(plan.recipe.export.max_shard_size)
-            write_checkpoint(folder, plan.source, plan.cut, selection, max_shard_bytes, advance)
-    return WrittenCut(layers, _recover(plan, policies, model, folder, tokens, processes, reporter))
-
-
-def _recover(
-    plan: RunPlan,
-    policies: Policies,
-    model: PreTrainedModel,
-    folder: Path,
-    tokens: PackedTokens,
-    processes: Processes,
-    reporter: StageReporter,
-) -> Recovered | None:
-    """None where there is nothing to win back or to choose."""
+    asked = tries(plan, policies.allowed)
     whole = plan.cut.keep == plan.cut.key_dim.before
-    if whole or not (plan.recipe.recovery.refit or len(policies.allowed) > 1):
-        return None
-    divided = divide_tokens(tokens.calibration, plan.recipe.calibration.retrieval_share or 0.0)
-    return recover_cut(plan, policies, model, folder, divided, processes, reporter)
+    judged = not whole and (plan.recipe.recovery.refit or len(asked) > 1 or len(policies.allowed) > 1)
+    divided = divide_tokens(original.sequences, plan.recipe.calibration.retrieval_share or 0.0)
+    figures: list[CandidateReport] = []
+    best = last = None
+    passes = seconds = 0.0
+    for each in asked:
+        choice = choose_channels(plan, each, original, processes, reporter)
+        passes, seconds = passes + choice.passes, seconds + choice.seconds
+        _write(plan, choice, folder, reporter)
+        recovered = (
+            recover_cut(plan, each.policies, original.model, folder, divided, processes, reporter) if judged else None
+        )
+        last = _Tried(choice, each.policies, recovered)
+        figures += last.figures()
+        # What the others would have been written with is not kept: it may be gigabytes.
+        best = last if best is None or last.kl < best.kl else best
+    if best is None:
+        raise ValueError("a run tries at least one method")
+    if best is not last:
+        _write(plan, best.choice, folder, reporter)
+    if processes.is_main and best.recovered is not None:
+        write_recovered(folder, best.recovered)
+    written = (best.choice.method, best.policy)
+    candidates = [replace(cut, written=(cut.method, cut.norm_epsilon) == written) for cut in figures]
+    report = SelectionReport(plan.recipe.selection.method, candidates, passes, round(seconds, 3))
+    return WrittenCut(*written, best.choice.layers, best.recovered, report)
+
+
+def _write(plan: RunPlan, choice: Choice, folder: Path, reporter: StageReporter) -> None:
+    """In the main process, which has the channels; what was there is the cut of another choice."""
+    if choice.selection is None:
+        return
+    # Files are not written over: a model that was loaded may still have them mapped.
+    for path in folder.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    with reporter.stage("writing", plan.cut.output_bytes, "bytes") as advance:
+        max_shard_bytes = parse_size(plan.recipe.export.max_shard_size)
+        write_checkpoint(
+            folder, plan.source, plan.cut, choice.selection, max_shard_bytes, advance, plan.recipe.export.link
+        )

@@ -234,12 +234,21 @@ def join_processes(device: str) -> Processes:
     if resolved.type == "cuda":
         refuse_shared_gpus(resolved, torch.cuda.device_count(), launched.local_count)
     state = PartialState(cpu=resolved.type == "cpu")
-    refuse_sharding(Accelerator(cpu=resolved.type == "cpu"))
+    try:
+        refuse_sharding(Accelerator(cpu=resolved.type == "cpu"))
+    except RequestError:
+        leave_processes()
+        raise
     store = next(rendezvous("env://"))[0]
     # The number of this run, the same in every process: keys of an earlier run must not answer for it.
     number = PrefixStore("compressor", store).add(f"runs of process {state.process_index}", 1)
     group = distributed.new_group(backend="gloo")
     return Processes(state.process_index, state.num_processes, PrefixStore(f"compressor/{number}", store), group)
+
+
+def have_joined() -> bool:
+    """Whether this is one of several processes that fail together, see `Processes.failing_together`."""
+    return distributed.is_initialized()
 
 
 def leave_processes() -> None:

@@ -23,17 +23,18 @@ from compressor.context_length import refuse_sequences_beyond
 from compressor.data_parallel import Processes
 from compressor.errors import RequestError
 from compressor.evaluation.measure import Material, measure
+from compressor.export.disk import refuse_too_little_space, translate_write_errors
 from compressor.export.replacement import replace_tensors
 from compressor.loading import build_skeleton, load_model
 from compressor.progress import Advance, StageReporter
 from compressor.recipe import CalibrationSection, RecoverySection
+from compressor.recovery.checkpoints import refuse_other_settings, refuse_without_resume
 from compressor.recovery.log import StepRecord, draw_curve
-from compressor.recovery.settings import TrainingSettings
+from compressor.recovery.settings import Identity, TrainingSettings
 from compressor.recovery.student import (
     Student,
     StudentSettings,
     StudentSummary,
-    check_student_settings,
     prepare_student,
 )
 from compressor.recovery.training import TrainingResult, train
@@ -59,13 +60,29 @@ class TrainingPlan:
 
     def run_key(self, *parts: str) -> str:
         """Tells runs apart that must not go on from each other's checkpoints; `parts` name the two models."""
-        decided = [
-            repr(self.student),
-            self.source,
-            str(self.section.retrieval_share),
-            token_sha256(list(self.first_batch)),
-        ]
-        return hashlib.sha256("\n".join([*parts, *decided]).encode()).hexdigest()
+        return hashlib.sha256("\n".join([*parts, token_sha256(list(self.first_batch))]).encode()).hexdigest()
+
+    def decided(self) -> Identity:
+        """Settings beside those of `training` that decide what is learnt."""
+        student = self.student
+        targets = "default" if student.targets is None else ",".join(student.targets)
+        # Those of adapters decide nothing without them.
+        lora: Identity = {"rank": student.rank, "alpha": student.alpha, "targets": targets}
+        return {
+            "trainable": student.trainable,
+            **(lora if student.trainable == "lora" else {}),
+            "source": self.source,
+            "retrieval_share": self.section.retrieval_share,
+        }
+
+    def refuse_checkpoints(self, work: Path, resume: bool) -> None:
+        """Refuse before any work what `train_folder` would refuse of the checkpoints in `work`, as far as it shows.
+
+        Raises:
+            RequestError: there are some without `resume`, or the newest is of a run with other settings.
+        """
+        refuse_without_resume(work, resume)
+        refuse_other_settings(work, self.training.identity() | self.decided())
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +111,9 @@ def plan_training(
     seed = seed if section.seed is None else section.seed
     targets = None if section.targets is None else tuple(section.targets)
     student = StudentSettings(section.trainable, section.rank, section.alpha, targets, seed)
-    decoder = _check_student(architecture, cut_config, student)
+    decoder, trained = _check_student(architecture, cut_config, student)
+    if section.save_adapter is not None:
+        _refuse_too_little_space(section.save_adapter, trained * torch.float32.itemsize)
     refuse_sequences_beyond(section.sequence_length, "recovery's sequence_length", decoder)
     if section.retrieval_share:
         calibration_forms(tokenizer, section.sequence_length)
@@ -142,15 +161,23 @@ def held_out_figures(
 
 def _check_student(
     architecture: Architecture, cut_config: Mapping[str, Any], student: StudentSettings
-) -> PretrainedConfig:
-    """The decoder's config of the cut model, on whose shapes the settings are checked."""
+) -> tuple[PretrainedConfig, int]:
+    """The decoder's config of the cut model, on whose shapes the settings are checked, and the elements to train."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / CONFIG_FILE).write_text(dump_config(dict(cut_config)), encoding="utf-8")
         skeleton = build_skeleton(architecture, Path(folder), dict(cut_config))
     mixers = architecture.mixers(skeleton.config, [name for name, _ in skeleton.named_parameters()])
-    check_student_settings(architecture, skeleton, mixers, student)
+    # On the meta device, where it takes no memory.
+    trained = prepare_student(architecture, skeleton, mixers, student).summary().trainable_parameters
     decoder: PretrainedConfig = skeleton.config.get_text_config(decoder=True)
-    return decoder
+    return decoder, trained
+
+
+def _refuse_too_little_space(save_adapter: str, required_bytes: int) -> None:
+    try:
+        refuse_too_little_space(Path(save_adapter).expanduser(), required_bytes)
+    except RequestError as error:
+        raise RequestError(f"--save-adapter: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,10 +232,11 @@ def train_folder(
             _on_step(plan, advance, reporter),
             None if evaluate is None else lambda step: evaluate(model),
             run_key=run_key,
+            decided=plan.decided(),
             on_note=reporter.say,
         )
     if processes.is_main:
-        _write_trained(student, result, folders)
+        _write_trained(plan, student, result, folders)
     return Trained(student.summary(), result.last, plan.training.steps, result.resumed_step)
 
 
@@ -222,14 +250,15 @@ def _on_step(plan: TrainingPlan, advance: Advance, reporter: StageReporter) -> C
     return on_step
 
 
-def _write_trained(student: Student, result: TrainingResult, folders: TrainingFolders) -> None:
+def _write_trained(plan: TrainingPlan, student: Student, result: TrainingResult, folders: TrainingFolders) -> None:
     folder = folders.checkpoint
     dtypes = {name: entry.torch_dtype for name, entry in read_headers(folder).entries.items()}
     replace_tensors(folder, student.merged_tensors(dtypes))
     (folder / result.log.name).write_bytes(result.log.read_bytes())
     draw_curve(result.log, folder / CURVE_FILE)
     if folders.adapter is not None:
-        student.save_adapter(folders.adapter)
+        with translate_write_errors(Path(plan.section.save_adapter or folders.adapter), None):
+            student.save_adapter(folders.adapter)
 
 
 def _open_text(section: RecoverySection, calibration: CalibrationSection) -> DocumentStream:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
 
+from compressor.command_words import filled, names, number, path
 from compressor.errors import RequestError
-from compressor.export.interrupts import termination_raises
 from compressor.flat_settings import validate_both
-from compressor.interruption import InterruptedRunError
+from compressor.interruption import explained_termination
 from compressor.recipe import EvaluationSection, RuntimeSection
 
 _TASKS = """tasks:
@@ -25,30 +22,14 @@ _TASKS = """tasks:
 
 def evaluate_command(words: list[str]) -> int:
     """`compress evaluate`; returns the exit status."""
-    with _explained_termination():
+    with explained_termination():
         return _evaluate(words)
 
 
 def compare_command(words: list[str]) -> int:
     """`compress compare`; returns the exit status."""
-    with _explained_termination():
+    with explained_termination():
         return _compare(words)
-
-
-@contextmanager
-def _explained_termination() -> Iterator[None]:
-    """Turn SIGTERM and SIGHUP into `InterruptedRunError`; Ctrl-C is the command's own to explain.
-
-    Raises:
-        InterruptedRunError: one of them came.
-    """
-    with termination_raises():
-        try:
-            yield
-        except SystemExit as stop:
-            if not isinstance(stop.code, int) or stop.code <= 128:
-                raise  # argparse's
-            raise InterruptedRunError("terminated; nothing was written.", stop.code) from None
 
 
 def _evaluate(words: list[str]) -> int:
@@ -83,10 +64,10 @@ def _compare(words: list[str]) -> int:
         allow_abbrev=False,
     )
     parser.add_argument(
-        "results", type=_path("FILE"), metavar="FILE", nargs="+", help="JSON file, or a compressed folder"
+        "results", type=path("FILE"), metavar="FILE", nargs="+", help="JSON file, or a compressed folder"
     )
     parser.add_argument(
-        "--figure", type=_path("--figure"), metavar="FILE", help="draw quality against state size (.png, .svg, .pdf)"
+        "--figure", type=path("--figure"), metavar="FILE", help="draw quality against state size (.png, .svg, .pdf)"
     )
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     arguments = parser.parse_args(words)
@@ -138,21 +119,21 @@ def _evaluate_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add(
         "model",
-        type=_filled("MODEL"),
+        type=filled("MODEL"),
         metavar="MODEL",
         nargs="?",
         help="a folder or Hub id; default: the bundled demo model",
     )
-    add("--revision", type=_filled("--revision"), help="branch, tag or commit of a Hub model")
+    add("--revision", type=filled("--revision"), help="branch, tag or commit of a Hub model")
     add(
         "--baseline",
-        type=_filled("--baseline"),
+        type=filled("--baseline"),
         metavar="MODEL",
         help="model to compare with, such as the original: differences and KL",
     )
     revision = "--baseline-revision"
-    add(revision, type=_filled(revision), metavar="REVISION", help="the same for the baseline")
-    add("--output", type=_path("--output"), metavar="FILE", help="JSON file for the results")
+    add(revision, type=filled(revision), metavar="REVISION", help="the same for the baseline")
+    add("--output", type=path("--output"), metavar="FILE", help="JSON file for the results")
     add("--overwrite", action="store_true", help="replace the file of --output")
     _add_prompt_options(parser)
     _add_text_options(parser)
@@ -169,7 +150,7 @@ def _evaluate_parser() -> argparse.ArgumentParser:
 def _add_prompt_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("prompts").add_argument
     add("--suite", help="quick (4 tasks x 24 at 512 tokens) or full (13 x 256 at 2048) (default: quick)")
-    add("--tasks", type=_names, metavar="A,B", help="instead of the suite's")
+    add("--tasks", type=names, metavar="A,B", help="instead of the suite's")
     add("--lengths", type=_numbers, metavar="N,M", help="tokens of prompt and output, instead of the suite's")
     add("--samples", type=int, metavar="N", help="prompts of each task and length; documents of each lm-eval task")
     add(
@@ -198,27 +179,6 @@ def _add_text_options(parser: argparse.ArgumentParser) -> None:
     add("--stride", type=int, metavar="N", help="new tokens of each sliding window (default: half a window)")
 
 
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
-
-
 def _numbers(text: str) -> list[Any]:
     """Words that are no numbers are left to the section, which says what is wrong with them."""
-    words = [word.strip() for word in text.split(",")]
-    return [int(word) if re.fullmatch(r"-?[0-9]{1,20}", word) else word for word in words]
-
-
-def _filled(name: str) -> Callable[[str], str]:
-    """The type of an argument that must not be empty, as a variable of the shell that is not set makes it."""
-
-    def parse(text: str) -> str:
-        if not text.strip():
-            raise RequestError(f'{name} "{text}" is empty; name something, or leave it out.')
-        return text
-
-    return parse
-
-
-def _path(name: str) -> Callable[[str], Path]:
-    filled = _filled(name)
-    return lambda text: Path(filled(text))
+    return [number(word.strip()) for word in text.split(",")]

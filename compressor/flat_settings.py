@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -15,12 +15,14 @@ Second = TypeVar("Second", bound=BaseModel)
 
 _FLAT_NAMES = {"calibration": ("calibration", "source"), "calibration_samples": ("calibration", "samples")}
 _FLAT_NAMES |= {f"calibration_{name}": ("calibration", name) for name in ("column", "config", "split")}
+_WIDTHS = frozenset({"ratio", "target_dim", "target_state_bytes"})
+"""Of which a recipe has one."""
 
 
 def nest_flat_settings(flat: Mapping[str, Any], base: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Put settings named as on the command line (ratio, calibration_samples, ...) into their sections.
 
-    They replace those of `base`; giving a ratio drops the base's target_dim and the other way round.
+    They replace those of `base`; giving one of the widths drops the base's other ones.
     """
     nested: dict[str, Any] = {
         key: dict(value) if isinstance(value, Mapping) else value for key, value in (base or {}).items()
@@ -31,8 +33,7 @@ def nest_flat_settings(flat: Mapping[str, Any], base: Mapping[str, Any] | None =
         if not isinstance(target, dict):
             continue
         target[field] = value
-        other = {"ratio": "target_dim", "target_dim": "ratio"}.get(field)
-        if other and other not in flat:
+        for other in _WIDTHS - {field} - flat.keys() if field in _WIDTHS else ():
             target.pop(other, None)
     return nested
 
@@ -42,9 +43,11 @@ def _section_of(name: str) -> str | None:
 
 
 def validate_both(
-    first: tuple[type[First], Mapping[str, Any]], second: tuple[type[Second], Mapping[str, Any]]
+    first: tuple[type[First], Mapping[str, Any]],
+    second: tuple[type[Second], Mapping[str, Any]],
+    name: Callable[[str], str] = str,
 ) -> tuple[First, Second]:
-    """Two sections from settings named as their fields.
+    """Two sections from settings named as their fields; messages call a field `name(field)`.
 
     Raises:
         RequestError: lists every mistake of both, with its value and what is allowed.
@@ -55,7 +58,7 @@ def validate_both(
         try:
             sections.append(model.model_validate(settings))
         except ValidationError as error:
-            problems += describe(error)
+            problems += describe(error, name)
     if problems:
         raise RequestError("\n".join(problems))
     return sections[0], sections[1]

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rich.table import Table
 
+from compressor.architectures.base import Mixer
 from compressor.architectures.engines import EngineAnswer, Verdict, engine_answers
+from compressor.architectures.family import family_of
 from compressor.errors import RequestError
+from compressor.loading import build_skeleton, refused_by_stock_classes
 from compressor.preparation import (
     ConfiguredModel,
     convolution_state_bytes,
@@ -16,6 +20,7 @@ from compressor.preparation import (
     open_source,
     state_bytes,
 )
+from compressor.surgery import present_maps
 
 _SHORT: Mapping[Verdict, str] = {"runs": "yes", "needs a flag": "flag", "refused": "no"}
 
@@ -28,6 +33,19 @@ class LayerSummary:
     head_k_dim: int
     head_v_dim: int
     state_bytes: int
+
+
+@dataclass(frozen=True)
+class CutTensor:
+    """A tensor of every linear-attention layer that a cut makes smaller.
+
+    `name` is its path below the layer's mixer; `slices`, along `dim`, carry the channels of `streams` in one layer.
+    """
+
+    name: str
+    streams: tuple[str, ...]
+    slices: int
+    dim: int
 
 
 @dataclass(frozen=True)
@@ -46,12 +64,15 @@ class Inspection:
     architecture: str
     num_layers: int
     layers: tuple[LayerSummary, ...]
+    cut_tensors: tuple[CutTensor, ...]
+    cut_fields: tuple[str, ...]
     state_bytes_per_sequence: int
     convolution_state_bytes_per_sequence: int
     norm_epsilon: float
     refused_widths: tuple[int, ...]
     widths: tuple[WidthSummary, ...]
     notes: tuple[str, ...]
+    """`cut_fields` of config.json get other values in a cut, those of a nested config after its name and a dot."""
 
 
 def inspect_model(model: str | None, revision: str | None = None) -> Inspection:
@@ -64,8 +85,9 @@ def inspect_model(model: str | None, revision: str | None = None) -> Inspection:
     """
     configured = open_model(model, revision)
     local = configured.folder.revision is None
-    notes = open_source(configured).checkpoint.notes if local else ("the weights were not looked at",)
-    mixers, architecture = configured.mixers, configured.architecture
+    notes, names = _local_weights(configured) if local else _stock_weights(configured)
+    architecture = configured.architecture
+    mixers = architecture.mixers(configured.config, tuple(names))
     first = mixers[0]
     refused = tuple(keep for keep in range(1, first.head_k_dim + 1) if not _expressible(configured, keep))
     return Inspection(
@@ -80,6 +102,8 @@ def inspect_model(model: str | None, revision: str | None = None) -> Inspection:
             )
             for mixer in mixers
         ),
+        cut_tensors=_cut_tensors(configured, first, names),
+        cut_fields=_cut_fields(configured, [keep for keep in range(1, first.head_k_dim) if keep not in refused]),
         state_bytes_per_sequence=state_bytes(mixers, first.head_k_dim).before,
         convolution_state_bytes_per_sequence=convolution_state_bytes(
             mixers, configured.raw_config, first.head_k_dim
@@ -105,6 +129,10 @@ def inspection_tables(inspection: Inspection) -> list[Table | str]:
     for layer in inspection.layers:
         numbers = (layer.layer, layer.num_k_heads, layer.num_v_heads, layer.head_k_dim, layer.head_v_dim)
         layers.add_row(*(str(number) for number in numbers), f"{layer.state_bytes:,}")
+    tensors = Table("tensor of each layer", "slices that carry query or key channels", "of")
+    for tensor in inspection.cut_tensors:
+        tensors.add_row(tensor.name, f"{tensor.slices} along dimension {tensor.dim}", " and ".join(tensor.streams))
+    fields = f"config.json: a cut changes {', '.join(inspection.cut_fields)}" if inspection.cut_fields else ""
     states = Table("kept width", "state bytes of a sequence")
     for width in inspection.widths:
         states.add_row(str(width.keep), f"{width.state_bytes:,}")
@@ -113,7 +141,50 @@ def inspection_tables(inspection: Inspection) -> list[Table | str]:
         engines.add_row(engine.engine, *(_SHORT[width.engines[position].verdict] for width in inspection.widths))
     refused = ", ".join(map(str, inspection.refused_widths)) or "none"
     footnotes = [f"{answer.engine}: {answer.note} ({answer.evidence})" for answer in inspection.widths[0].engines]
-    return ["\n".join(lines), layers, states, engines, f"widths that the config cannot express: {refused}", *footnotes]
+    widths = f"widths that the config cannot express: {refused}"
+    return ["\n".join(lines), layers, tensors, fields, states, engines, widths, *footnotes]
+
+
+def _local_weights(configured: ConfiguredModel) -> tuple[tuple[str, ...], Collection[str]]:
+    checkpoint = open_source(configured).checkpoint
+    return tuple(checkpoint.notes), checkpoint.index.entries
+
+
+def _stock_weights(configured: ConfiguredModel) -> tuple[tuple[str, ...], Collection[str]]:
+    """Names as the stock class has them."""
+    folder = configured.folder.path
+    with refused_by_stock_classes(folder):
+        skeleton = build_skeleton(configured.architecture, folder, dict(configured.raw_config))
+    return ("the weights were not looked at",), skeleton.state_dict()
+
+
+def _cut_tensors(configured: ConfiguredModel, mixer: Mixer, names: Collection[str]) -> tuple[CutTensor, ...]:
+    cut: dict[str, CutTensor] = {}
+    for channel_map in present_maps(configured.architecture, mixer, names):
+        name = channel_map.tensor.removeprefix(f"{mixer.tensors}.")
+        before = cut.get(name, CutTensor(name, (), 0, channel_map.dim))
+        slices = before.slices + channel_map.rows.numel()
+        cut[name] = CutTensor(name, (*before.streams, channel_map.stream), slices, channel_map.dim)
+    return tuple(cut.values())
+
+
+def _cut_fields(configured: ConfiguredModel, widths: Sequence[int]) -> tuple[str, ...]:
+    if not widths:
+        return ()
+    raw = configured.raw_config
+    cut = configured.architecture.cut_config(raw, configured.config, widths[-1], None)
+    return tuple(_changed(raw, cut, ""))
+
+
+def _changed(before: Mapping[str, Any], after: Mapping[str, Any], prefix: str) -> list[str]:
+    found: list[str] = []
+    for key, value in after.items():
+        old = before.get(key)
+        if isinstance(value, Mapping):
+            found += _changed(old if isinstance(old, Mapping) else {}, value, f"{prefix}{key}.")
+        elif key not in before or old != value:
+            found.append(prefix + key)
+    return found
 
 
 def _listed_widths(head_k_dim: int) -> list[int]:
@@ -123,7 +194,8 @@ def _listed_widths(head_k_dim: int) -> list[int]:
 
 
 def _width(configured: ConfiguredModel, keep: int) -> WidthSummary:
-    answers = engine_answers(configured.architecture.needs_fla, keep, configured.mixers[0].head_v_dim)
+    family, needs_fla = family_of(configured.raw_config), configured.architecture.needs_fla
+    answers = engine_answers(family, needs_fla, keep, configured.mixers[0].head_v_dim)
     return WidthSummary(keep, state_bytes(configured.mixers, keep).after, answers)
 
 

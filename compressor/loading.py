@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gc
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from logging import ERROR, getLogger
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from compressor.architectures.base import Architecture
 from compressor.checkpoint.validation import meta_model
 from compressor.errors import RequestError, RunError
 
+DeviceMap = Mapping[str, str] | str
+"""Path of a module -> device, as accelerate takes it, or the name of a way to find that."""
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -63,9 +66,17 @@ def build_skeleton(architecture: Architecture, folder: Path, raw_config: dict[st
 
 
 def load_model(
-    architecture: Architecture, folder: Path, raw_config: dict[str, Any], dtype: torch.dtype, device: torch.device
+    architecture: Architecture,
+    folder: Path,
+    raw_config: dict[str, Any],
+    dtype: torch.dtype,
+    device: torch.device,
+    device_map: DeviceMap | None = None,
+    offload_folder: Path | None = None,
 ) -> PreTrainedModel:
-    """The checkpoint through its stock class, in inference mode.
+    """The checkpoint through its stock class, in inference mode, on `device` or where `device_map` puts its modules.
+
+    What of a module that goes to "disk" cannot be read from the checkpoint as it is, is written to `offload_folder`.
 
     Raises:
         RunError: the stock loader left a tensor out, or would draw one at random.
@@ -75,7 +86,12 @@ def load_model(
         architecture.enable_cpu_backend()
     with _quiet_construction():
         loaded: Any = architecture.model_class(raw_config).from_pretrained(
-            folder, dtype=dtype, local_files_only=True, output_loading_info=True
+            folder,
+            dtype=dtype,
+            local_files_only=True,
+            output_loading_info=True,
+            device_map=device_map,
+            offload_folder=offload_folder,
         )
     model, info = loaded
     for kind in ("missing_keys", "mismatched_keys", "unexpected_keys"):
@@ -83,7 +99,7 @@ def load_model(
             raise RunError(
                 f"the stock loader reports {kind.replace('_', ' ')} in {folder}: {sorted(map(str, info[kind]))[:3]}"
             )
-    placed: PreTrainedModel = model.to(device).eval()
+    placed: PreTrainedModel = (model.to(device) if device_map is None else model).eval()
     return placed
 
 
@@ -128,13 +144,17 @@ def release_memory(device: torch.device) -> None:
 
 @contextmanager
 def _quiet_construction() -> Iterator[None]:
-    """Without transformers' bar, since stages have their own, and without fla's advice for models to be trained."""
+    """Without transformers' bar, since stages have their own, and without fla's advice on models and kernels."""
     bar = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
+    mamba = getLogger("fla.layers.mamba2")
+    level = mamba.level
+    mamba.setLevel(ERROR)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="ShortConvolution is crucial", category=UserWarning)
             yield
     finally:
+        mamba.setLevel(level)
         if bar:
             logging.enable_progress_bar()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -18,7 +17,7 @@ from compressor.evaluating import measure_lm_eval, resolved_settings
 from compressor.evaluation.measure import Material, Measured, compare
 from compressor.evaluation.pairing import differences
 from compressor.evaluation.results import ModelFigures, collect, mean_of_scores
-from compressor.loading import load_model
+from compressor.placing import load_placed
 from compressor.planning import RunPlan
 from compressor.progress import StageReporter
 from compressor.recipe import NormEpsilon
@@ -47,11 +46,12 @@ def evaluate_cut(
     if plan.evaluation is None:
         raise ValueError("the plan has no evaluation")
     architecture, tokenizer = plan.source.architecture, plan.tokenizer
-    compressed = load_model(architecture, folder, read_config(folder / CONFIG_FILE), plan.dtype, plan.device)
+    compressed = load_placed(plan, folder, read_config(folder / CONFIG_FILE))
     name = plan.source.checkpoint.folder.name
     policy = plan.recipe.selection.norm_epsilon
     other: NormEpsilon = "keep" if policy == "scaled" else "scaled"
-    comparable = recovered is None or other in recovered.candidates or recovered.chosen.refit is None
+    writable = architecture.scales_by_width and architecture.norm_epsilon_in_config
+    comparable = writable and (recovered is None or other in recovered.candidates or recovered.chosen.refit is None)
     for note in material.notes:
         reporter.say(f"note: {note}")
     forced = replace(material, mode="teacher-forced")
@@ -85,7 +85,7 @@ def _with_other_epsilon(plan: RunPlan, compressed: PreTrainedModel) -> AbstractC
     if plan.cut.keep == plan.cut.key_dim.before:
         return nullcontext()
     architecture = plan.source.architecture
-    kept_scale = math.sqrt(plan.cut.key_dim.before / plan.cut.key_dim.after)
+    kept_scale = architecture.output_scale(plan.cut.key_dim.before, plan.cut.key_dim.after)
     factor = kept_scale if plan.recipe.selection.norm_epsilon == "scaled" else 1 / kept_scale
     mixers = architecture.mixers(compressed.config, list(plan.source.shapes))
     return architecture.tapped(compressed, mixers, ScaledOutput(factor))

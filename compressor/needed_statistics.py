@@ -12,18 +12,20 @@ from compressor.architectures.projections import projections
 from compressor.artifacts import CalibrationStatistics
 from compressor.calibration.tokens import TokenBatch
 from compressor.data_parallel import Processes
+from compressor.fisher.memory import Sizes, fitting_checkpointing, free_bytes
+from compressor.fisher.settings import FisherSettings
 from compressor.planning import RunPlan
 from compressor.preparation import Source
 from compressor.progress import StageReporter
-from compressor.selection.registry import get_selector_entry
+from compressor.selection.registry import candidate_methods, get_selector_entry, statistics_read
 from compressor.selection.request import Statistic
 from compressor.sensitivity.gradients import gradient_scores, loss_gradients
 from compressor.sensitivity.memory import BackwardPass, available_bytes, refuse_beyond
 
 
 def needed_statistics(plan: RunPlan) -> frozenset[Statistic]:
-    """What the method reads of each channel."""
-    return get_selector_entry(plan.recipe.selection.method).needs
+    """What the method, or any that it tries, reads of each channel."""
+    return statistics_read(plan.recipe.selection.method)
 
 
 def refuse_gradients_beyond_memory(plan: RunPlan) -> None:
@@ -33,10 +35,30 @@ def refuse_gradients_beyond_memory(plan: RunPlan) -> None:
         RequestError: the backward passes need more memory than the device has.
     """
     method, request = plan.recipe.selection.method, plan.recipe.calibration
+    sequences = min(request.batch_size, request.samples)
     if "gradient" in needed_statistics(plan):
-        tokens = min(request.batch_size, request.samples) * request.sequence_length
-        need = backward_pass(plan.source, tokens, plan.dtype.itemsize)
+        need = backward_pass(plan.source, sequences * request.sequence_length, plan.dtype.itemsize)
         refuse_beyond(need, available_bytes(plan.device), plan.device, method)
+    if any(get_selector_entry(each).needs_model for each in candidate_methods(method)):
+        free = free_bytes(plan.device)
+        weights = plan.cut.parameters.before * plan.dtype.itemsize
+        sizes = _fisher_sizes(plan, sequences)
+        fitting_checkpointing(sizes, FisherSettings(), None if free is None else max(free - weights, 0), plan.device)
+
+
+def _fisher_sizes(plan: RunPlan, sequences: int) -> Sizes:
+    config, first = plan.source.config.get_text_config(decoder=True), plan.source.mixers[0]
+    return Sizes(
+        mixers=len(plan.source.mixers),
+        heads=first.num_k_heads,
+        width=first.head_k_dim,
+        layers=config.num_hidden_layers,
+        hidden_size=config.hidden_size,
+        vocabulary=config.vocab_size,
+        batch=sequences,
+        tokens=plan.recipe.calibration.sequence_length,
+        element_size=plan.dtype.itemsize,
+    )
 
 
 def with_gradients(
@@ -47,7 +69,7 @@ def with_gradients(
     processes: Processes,
     reporter: StageReporter,
 ) -> CalibrationStatistics:
-    """The statistics with what the run's method needs of gradients; unchanged where it needs none.
+    """The statistics with gradients, which only some methods need.
 
     The processes share the batches.
 
@@ -55,8 +77,6 @@ def with_gradients(
         FailedElsewhereError: another process failed.
         RunError: a gradient is NaN or infinite (layer and head named).
     """
-    if "gradient" not in needed_statistics(plan):
-        return statistics
     own, architecture, mixers = processes.share(batches), plan.source.architecture, plan.source.mixers
     with reporter.stage("gradients", sum(batch.num_tokens for batch in own)) as advance:
         gradients = processes.summed(loss_gradients(architecture, model, mixers, own, advance))

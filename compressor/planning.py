@@ -19,6 +19,8 @@ from compressor.distilling import TrainingPlan, plan_training, refuse_figures_wi
 from compressor.errors import RequestError
 from compressor.export.disk import refuse_too_little_space
 from compressor.export.folder import OutputFolder
+from compressor.large_models import activation_bytes, refuse_what_needs_the_whole_model
+from compressor.link_plan import LinkPlan, plan_links
 from compressor.loading import resolve_device, resolve_dtype
 from compressor.material import EvaluationPlan, plan_evaluation
 from compressor.preparation import CutPlan, Source, choose_width, open_model, open_source, plan_cut
@@ -39,10 +41,15 @@ TOKENS_PER_CHANNEL = 10
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How a run treats what is on disk already; not part of the recipe, since it changes no result."""
+    """How a run treats what is on disk already; not part of the recipe, since it changes no result.
+
+    `statistics` is a file that an earlier run saved to its `save_statistics`, of the same model and tokens.
+    """
 
     resume: bool = False
     overwrite: bool = False
+    statistics: Path | None = None
+    save_statistics: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -71,6 +78,11 @@ class RunPlan:
         return self.resume_folder / "training"
 
     @property
+    def activations_folder(self) -> Path:
+        """Of --low-memory: what layers give, between one layer and the next."""
+        return self.resume_folder / "activations"
+
+    @property
     def outputs(self) -> tuple[OutputFolder, ...]:
         """Every folder that the run writes, the checkpoint's first."""
         return (self.output,) if self.adapter is None else (self.output, self.adapter)
@@ -90,6 +102,7 @@ def plan_run(recipe: Recipe, options: RunOptions) -> RunPlan:
     Raises:
         RequestError: the request cannot be carried out.
     """
+    refuse_what_needs_the_whole_model(recipe)
     device = resolve_device(recipe.runtime.device)
     configured = open_model(recipe.model, recipe.revision)
     keep = choose_width(configured, recipe.selection)
@@ -115,7 +128,9 @@ def plan_run(recipe: Recipe, options: RunOptions) -> RunPlan:
     cut = plan_cut(source, recipe, keep)
     if recipe.recovery.refit and keep < cut.key_dim.before:
         _refuse_too_little_to_refit(recipe.calibration, source)
-    refuse_too_little_space(output.path, cut.output_bytes)
+    links = plan_links(source, keep, output.path) if recipe.export.link else LinkPlan(0, ())
+    activations = activation_bytes(recipe.calibration, configured.config, dtype)
+    refuse_too_little_space(output.path, max(cut.output_bytes - links.shared_bytes, activations))
     resolved = recipe.model_copy(
         update={
             "revision": configured.folder.revision,
@@ -125,7 +140,7 @@ def plan_run(recipe: Recipe, options: RunOptions) -> RunPlan:
             ),
         }
     )
-    notes = (*source.checkpoint.notes, *share_notes, *(() if evaluation is None else evaluation.notes))
+    notes = (*source.checkpoint.notes, *share_notes, *links.notes, *(() if evaluation is None else evaluation.notes))
     training = _plan_training(recipe, source, cut, tokenizer)
     return RunPlan(
         resolved, source, cut, output, documents, tokenizer, evaluation, training, adapter, device, dtype, notes

@@ -13,7 +13,8 @@ from transformers import PretrainedConfig
 
 from compressor.architectures.base import Architecture, Mixer
 from compressor.architectures.engines import engine_warnings
-from compressor.architectures.registry import find_architecture
+from compressor.architectures.family import family_of
+from compressor.architectures.registry import architecture_of
 from compressor.artifacts import Selection
 from compressor.checkpoint.checkpoint import Checkpoint, open_checkpoint, open_config
 from compressor.checkpoint.config_file import decoder_config
@@ -21,11 +22,12 @@ from compressor.checkpoint.source import ModelFolder, fetch_weights, resolve_mod
 from compressor.checkpoint.validation import compare_with_skeleton
 from compressor.demo import demo_model_path
 from compressor.errors import RequestError
+from compressor.export.sizes import parse_size
 from compressor.loading import build_skeleton, refused_by_stock_classes
 from compressor.recipe import Recipe, SelectionSection
 from compressor.report import BeforeAfter
-from compressor.surgery import plan_cuts, present_maps
-from compressor.width import kept_width
+from compressor.surgery import TensorCut, plan_cuts, present_maps, refuse_other_layouts
+from compressor.width import kept_width, width_within
 
 STATE_ELEMENT_BYTES = 4
 """fla and vLLM keep the recurrent state in float32."""
@@ -89,9 +91,9 @@ def open_model(model: str | None, revision: str | None) -> ConfiguredModel:
         raise RequestError(
             f"--revision {revision} belongs to a Hub model; name one, or leave it out for the bundled model."
         )
-    folder = _demo_folder() if model is None else resolve_model(str(Path(model).expanduser()), revision)
+    folder = _demo_folder() if model is None else resolve_model(model, revision)
     raw_config = open_config(folder)
-    architecture = find_architecture(raw_config["model_type"])
+    architecture = architecture_of(raw_config)
     with refused_by_stock_classes(folder.path):
         config = architecture.load_config(folder.path)
         mixers = architecture.mixers(config, ())
@@ -127,6 +129,7 @@ def open_source(configured: ConfiguredModel) -> Source:
     with refused_by_stock_classes(checkpoint.folder.path):
         skeleton = build_skeleton(architecture, checkpoint.folder.path, dict(configured.raw_config))
     compare_with_skeleton(checkpoint.index, skeleton)
+    refuse_other_layouts(architecture, mixers, {name: entry.shape for name, entry in checkpoint.index.entries.items()})
     return Source(checkpoint, architecture, configured.config, mixers)
 
 
@@ -144,10 +147,15 @@ def choose_width(configured: ConfiguredModel, selection: SelectionSection) -> in
     """The kept width, refused now if the config cannot express it.
 
     Raises:
-        RequestError: see `kept_width` and the adapter's `cut_config`.
+        RequestError: see `kept_width`, `width_within` and the adapter's `cut_config`.
     """
-    head_k_dim = configured.mixers[0].head_k_dim
-    keep = kept_width(head_k_dim, selection.ratio, selection.target_dim, selection.round_to)
+    mixers = configured.mixers
+    head_k_dim = mixers[0].head_k_dim
+    if selection.target_state_bytes is not None:
+        channel_bytes, target = state_bytes(mixers, 1).after, parse_size(selection.target_state_bytes)
+        keep = width_within(head_k_dim, channel_bytes, target, selection.round_to)
+    else:
+        keep = kept_width(head_k_dim, selection.ratio, selection.target_dim, selection.round_to)
     configured.architecture.cut_config(configured.raw_config, configured.config, keep, None)
     return keep
 
@@ -156,10 +164,18 @@ def plan_cut(source: Source, recipe: Recipe, keep: int) -> CutPlan:
     """Sizes before and after, from headers; the choice of channels does not change them.
 
     Where the recipe leaves the norm epsilon to be chosen, the plan is the one that keeps it.
+
+    Raises:
+        RequestError: a scaled norm epsilon is asked for in a family that has no scale to undo.
     """
     first = source.mixers[0]
     before_epsilon = source.architecture.norm_epsilon(source.config)
     scaled = recipe.selection.norm_epsilon == "scaled"
+    if scaled and not source.architecture.scales_by_width:
+        raise RequestError(
+            "--norm-epsilon scaled undoes what a cut does to the scale of the scores, and "
+            f"{source.architecture.display_name} has no such scale: use --norm-epsilon keep, which is exact."
+        )
     after_epsilon = before_epsilon * first.head_k_dim / keep if scaled else before_epsilon
     cut_config = source.architecture.cut_config(
         source.checkpoint.raw_config, source.config, keep, after_epsilon if scaled else None
@@ -175,7 +191,9 @@ def plan_cut(source: Source, recipe: Recipe, keep: int) -> CutPlan:
         convolution_state_bytes=convolution_state_bytes(source.mixers, source.checkpoint.raw_config, keep),
         parameters=BeforeAfter(sum(math.prod(shape) for shape in source.shapes.values()), parameters),
         output_bytes=output_bytes,
-        engine_warnings=engine_warnings(source.architecture.needs_fla, keep, first.head_v_dim),
+        engine_warnings=engine_warnings(
+            family_of(source.checkpoint.raw_config), source.architecture.needs_fla, keep, first.head_v_dim
+        ),
     )
 
 
@@ -191,7 +209,8 @@ def convolution_state_bytes(mixers: tuple[Mixer, ...], raw_config: Mapping[str, 
     before = after = 0
     for mixer in mixers:
         element = _config_element_bytes(raw_config) * mixer.convolution_size
-        dropped = 2 * mixer.num_k_heads * (mixer.head_k_dim - keep) if mixer.convolution_width else 0
+        convolved = (1 + mixer.keys_per_token) * mixer.num_k_heads  # of a query and of all keys of a token
+        dropped = convolved * (mixer.head_k_dim - keep) if mixer.convolution_width else 0
         before += mixer.convolution_width * element
         after += (mixer.convolution_width - dropped) * element
     return BeforeAfter(before, after)
@@ -203,10 +222,15 @@ def _config_element_bytes(raw_config: Mapping[str, Any]) -> int:
     return next((_ELEMENT_BYTES[name] for name in named if name in _ELEMENT_BYTES), 4)
 
 
+def cuts_to_width(source: Source, keep: int) -> dict[str, TensorCut]:
+    """The cuts to the first `keep` channels of every head: tensors and shapes are those of any others."""
+    kept = {mixer.layer: torch.arange(keep).expand(mixer.num_k_heads, keep) for mixer in source.mixers}
+    return plan_cuts(source.architecture, source.mixers, source.shapes, Selection(source.mixers[0].head_k_dim, kept))
+
+
 def _sizes_after(source: Source, keep: int) -> tuple[int, int]:
     """Parameters and bytes of the output's tensors."""
-    kept = {mixer.layer: torch.arange(keep).expand(mixer.num_k_heads, keep) for mixer in source.mixers}
-    cuts = plan_cuts(source.architecture, source.mixers, source.shapes, Selection(source.mixers[0].head_k_dim, kept))
+    cuts = cuts_to_width(source, keep)
     parameters = output_bytes = 0
     for name, entry in source.checkpoint.index.entries.items():
         elements = math.prod(entry.shape)

@@ -30,6 +30,12 @@ class StageReporter:
         if self._console is not None:
             self._console.print(message, highlight=False, soft_wrap=True, markup=False)
 
+    def for_part(self) -> StageReporter:
+        """One that shows on the same console and begins with the seconds so far: those that a part shares with all."""
+        part = StageReporter(self._console)
+        part.seconds = dict(self.seconds)
+        return part
+
     @contextmanager
     def stage(self, name: str, total: int, unit: str = "tokens") -> Iterator[Advance]:
         """Time a stage; the yielded function takes the units just done, of `total`."""

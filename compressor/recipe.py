@@ -7,11 +7,11 @@ all of them at once.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from compressor.errors import RequestError
 from compressor.export.sizes import parse_size
@@ -22,11 +22,21 @@ DEFAULT_DATA_SET_CONFIG = "sample-10BT"
 DEMO_CALIBRATION: Mapping[str, Any] = {"source": "demo", "samples": 20}
 """For the bundled model: as many whole sequences as the bundled text has."""
 
-
 MOST_TOKENS, MOST_SAMPLES = 2**24, 10**6
 """Of one prompt or window, and of prompts or windows: beyond any model, and below what memory ends at."""
 
 NormEpsilon = Literal["keep", "scaled", "auto"]
+
+
+def _readable_size(value: str) -> str:
+    try:
+        parse_size(value)
+    except RequestError as error:
+        raise ValueError(str(error)) from None
+    return value
+
+
+_Size = Annotated[str, AfterValidator(_readable_size)]
 
 
 class _Section(BaseModel):
@@ -41,8 +51,10 @@ class SelectionSection(_Section):
     """Share of the key/query channels of each head that is removed."""
     target_dim: int | None = Field(default=None, ge=1)
     """Channels of each head that are kept, taken as it is; instead of `ratio`."""
+    target_state_bytes: _Size | None = None
+    """Most bytes of a sequence's recurrent state, written as `ExportSection.max_shard_size`; instead of `ratio`."""
     round_to: int = Field(default=16, ge=1)
-    """The kept width that `ratio` gives is rounded to a multiple of this."""
+    """The kept width that `ratio` or `target_state_bytes` gives is a multiple of this."""
     scoring: Literal["qk", "k", "q"] = "qk"
     f: float = Field(default=1.5, ge=1)
     """Bound of strong RRQR on max rho (Gu and Eisenstat 1996)."""
@@ -51,8 +63,11 @@ class SelectionSection(_Section):
 
     @model_validator(mode="after")
     def _one_width(self) -> Self:
-        if (self.ratio is None) == (self.target_dim is None):
-            raise ValueError("give exactly one of ratio (share removed) and target_dim (channels kept)")
+        if [self.ratio, self.target_dim, self.target_state_bytes].count(None) != 2:
+            raise ValueError(
+                "give exactly one of ratio (share removed), target_dim (channels kept) and target_state_bytes (of a "
+                "sequence's state)"
+            )
         return self
 
     @model_validator(mode="after")
@@ -78,6 +93,8 @@ class CalibrationSection(_Section):
     retrieval_share: float | None = Field(default=None, ge=0, le=1)
     """Share of the samples that are retrieval prompts with their answers instead of text; None: half, or none where
     the sequences are too short for a prompt."""
+    low_memory: bool = False
+    """Layer by layer, with one layer's weights in memory and the activations between layers on disk."""
 
     @property
     def retrieval_samples(self) -> int:
@@ -99,6 +116,8 @@ class RuntimeSection(_Section):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """auto: bfloat16 on a GPU, float32 on a CPU."""
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d{1,3})?)$")
+    device_map: Literal["auto"] | None = None
+    """auto: spread over all GPUs by accelerate, for a model larger than one."""
     trust_remote_code: bool = False
 
 
@@ -198,19 +217,12 @@ class RecoverySection(_Section):
 class ExportSection(_Section):
     """What is written and checked at the end."""
 
-    max_shard_size: str = "5GB"
+    max_shard_size: _Size = "5GB"
     """Bytes, or a number with kB, MB, GB, TB, KiB, MiB, GiB or TiB."""
+    link: bool = False
+    """Hard-link weight files of the source that need no change: the same bytes on the disk, under two names."""
     evaluate: bool = True
     verify: bool = True
-
-    @field_validator("max_shard_size")
-    @classmethod
-    def _size(cls, value: str) -> str:
-        try:
-            parse_size(value)
-        except RequestError as error:
-            raise ValueError(str(error)) from None
-        return value
 
 
 class Recipe(_Section):
@@ -261,13 +273,15 @@ _SENTENCES = {
     "int_type": '"{}" is no whole number',
     "string_too_short": '"{}" is empty; name something, or leave it out',
     "too_short": "name at least one",
+    "string_pattern_mismatch": '"{}" is no device; give auto, cpu, cuda or cuda:N',
 }
 
 
-def describe(error: ValidationError) -> list[str]:
+def describe(error: ValidationError, name: Callable[[str], str] = str) -> list[str]:
+    """A line for each mistake; `name` is what the user knows a setting as."""
     lines = []
     for problem in error.errors():
-        path = ".".join(part for part in problem["loc"] if isinstance(part, str))
+        path = name(".".join(part for part in problem["loc"] if isinstance(part, str)))
         message = problem["msg"].removeprefix("Value error, ")
         if problem["type"] == "extra_forbidden":
             lines.append(f"{path} is not a setting{_did_you_mean(problem['loc'])}")
@@ -282,6 +296,5 @@ def describe(error: ValidationError) -> list[str]:
 
 def _did_you_mean(location: tuple[int | str, ...]) -> str:
     model = SECTIONS.get(str(location[0]), Recipe) if len(location) > 1 else Recipe
-    names = list(model.model_fields)
-    nearest = difflib.get_close_matches(str(location[-1]), names, n=1)
-    return f"; did you mean {nearest[0]}?" if nearest else f"; known here: {', '.join(names)}."
+    nearest = difflib.get_close_matches(str(location[-1]), list(model.model_fields), n=1)
+    return f"; did you mean {nearest[0]}?" if nearest else f"; known here: {', '.join(model.model_fields)}."

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from compressor.flat_settings import validate_both
-from compressor.launched import launch
+from compressor.launched import LaunchedParser, launch
 from compressor.recipe import RecoverySection, RuntimeSection
 from compressor.recipe_file import load_settings
 
@@ -79,7 +79,7 @@ def recover_command(words: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = LaunchedParser(
         prog="compress recover",
         description="Train a compressed checkpoint with the model it was cut from as teacher.",
         argument_default=argparse.SUPPRESS,
@@ -103,7 +103,8 @@ def _parser() -> argparse.ArgumentParser:
     training("--targets", type=_names, metavar="A,B", help="modules with an adapter (default: all projections)")
     training(
         "--save-adapter", metavar="ADAPTER",
-        help="new folder for the adapter before it is merged, in peft's format, for DIR; its README.md loads it",
+        help="new folder, which --overwrite does not replace, for the adapter before it is merged, in peft's format, "
+        "for DIR; its README.md loads it",
     )  # fmt: skip
     training("--gradient-checkpointing", action="store_true", help="less memory, more time")
     run = parser.add_argument_group("run")

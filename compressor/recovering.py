@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from compressor.adapter_output import describe_adapter, plan_adapter, staged_adapter
+from compressor.adapter_output import describe_adapter, plan_adapter, staged_with_adapter
 from compressor.artifacts import write_json
 from compressor.calibration.text import DEMO
 from compressor.calibration.tokenizer import load_tokenizer
@@ -45,7 +45,7 @@ from compressor.recover_checks import open_teacher, read_folder, refuse_other_te
 from compressor.recovery_report import training_report
 from compressor.report import EvaluationReport, RecoveryReport, Report, VerificationReport
 from compressor.reporting import CardPlace, card_facts, load_line
-from compressor.shared_output import held, resume_folder_of, staged_by_main
+from compressor.shared_output import held, resume_folder_of
 from compressor.verification.run import TRAINED_NOTE, verify_folder
 
 
@@ -139,7 +139,8 @@ def recover(request: RecoverRequest, console: Console | None = None) -> Report:
     with processes.failing_together():
         plan = plan_recovery(request)
         plan.training.training.refuse_impossible(True, processes.count)
-        with held(plan.outputs, plan.training_folder, processes):
+        with held(plan.outputs, (plan.training_folder,), processes):
+            plan.training.refuse_checkpoints(plan.training_folder, request.options.resume)
             report = _run(plan, request, processes, reporter)
             if processes.is_main:
                 shutil.rmtree(resume_folder_of(plan.output), ignore_errors=True)
@@ -162,8 +163,7 @@ def _make(
     material = _make_material(plan, processes, reporter)
     teacher = _load(plan, plan.teacher)
     hashes = processes.from_main(lambda: _fingerprints(plan, reporter))
-    adapter = outputs.enter_context(staged_adapter(plan.adapter, processes))
-    folder = outputs.enter_context(staged_by_main(plan.output, processes))
+    folder, adapter = outputs.enter_context(staged_with_adapter(plan.output, plan.adapter, processes))
     if processes.is_main:
         shutil.copytree(plan.student.folder, folder, dirs_exist_ok=True, copy_function=shutil.copyfile)
     folders = TrainingFolders(folder, plan.training_folder, adapter)
@@ -195,13 +195,13 @@ def _describe(
     if request.verify:
         report = replace(report, verification=_verify(plan, folder, reporter))
     write_json(folder / "compression.json", report.to_json())
+    trust = plan.recipe.runtime.trust_remote_code
     place = CardPlace(
-        plan.output.path.name, plan.student.folder, architecture.needs_fla, plan.recipe.runtime.trust_remote_code
+        plan.output.path.name, plan.student.folder, architecture.needs_fla, trust, architecture.loading_note
     )
     (folder / "README.md").write_text(render_model_card(card_facts(place, report)), encoding="utf-8")
-    adapter = plan.recipe.recovery.save_adapter
-    if adapter is not None and folders.adapter is not None:
-        describe_adapter(folders.adapter, adapter, plan.student, str(request.folder), plan.output.path.name)
+    if plan.adapter is not None and folders.adapter is not None:
+        describe_adapter(folders.adapter, plan.adapter, plan.output, plan.student, request.folder.expanduser())
     return report
 
 

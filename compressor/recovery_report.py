@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 
 from compressor.distilling import Trained, TrainingPlan
 from compressor.refitting import Recovered
-from compressor.report import LayerRefitReport, RecoveryReport, RefitReport, TrainingReport
+from compressor.report import CandidateReport, LayerRefitReport, RecoveryReport, RefitReport, TrainingReport
 
 
 def recovery_report(
-    recovered: Recovered | None, training: TrainingPlan | None, trained: Trained | None
+    recovered: Recovered | None,
+    tried: Sequence[CandidateReport],
+    training: TrainingPlan | None,
+    trained: Trained | None,
 ) -> RecoveryReport | None:
-    """None where nothing was done but to choose a norm epsilon."""
-    refit = _refit_report(recovered)
+    """None where nothing was done but to choose among the cuts `tried`."""
+    refit = _refit_report(recovered, tried)
     distilled = None if training is None or trained is None else training_report(training, trained)
     return None if refit is None and distilled is None else RecoveryReport(refit, distilled)
 
@@ -29,6 +33,7 @@ def training_report(training: TrainingPlan, trained: Trained) -> TrainingReport:
         adapters=dict(trained.summary.lora_modules),
         seconds=trained.last.seconds,
         last=asdict(trained.last),
+        adapter_folder=training.section.save_adapter,
     )
 
 
@@ -46,12 +51,15 @@ def recovery_line(recovery: RecoveryReport | None) -> str | None:
             f"{kind} trained on {training.tokens:,} tokens with the original as teacher; last KL "
             f"{training.last['kl']:.4f}"
         )
+        if training.adapter_folder is not None:
+            parts.append(f"the adapter by itself is in {training.adapter_folder}")
     return "; ".join(parts)
 
 
-def _refit_report(recovered: Recovered | None) -> RefitReport | None:
+def _refit_report(recovered: Recovered | None, tried: Sequence[CandidateReport]) -> RefitReport | None:
     if recovered is None or recovered.chosen.refit is None:
         return None
+    written = next(cut.method for cut in tried if cut.written)
     chosen = recovered.chosen.refit
     return RefitReport(
         kept=not chosen.kept_old,
@@ -59,7 +67,9 @@ def _refit_report(recovered: Recovered | None) -> RefitReport | None:
         held_out_tokens=recovered.held_out_tokens,
         kl_before=recovered.chosen.kl_before,
         kl_after=recovered.chosen.kl_after,
-        kl_by_norm_epsilon={policy: candidate.kl_after for policy, candidate in recovered.candidates.items()},
+        kl_by_norm_epsilon={
+            cut.norm_epsilon: cut.kl_after for cut in tried if cut.method == written and cut.kl_after is not None
+        },
         layers=[
             LayerRefitReport(layer.layer, layer.ridge, layer.error_before, layer.error_after) for layer in chosen.layers
         ],

@@ -1,4 +1,4 @@
-"""The stage `refit` of a run: the written cut, refitted to the original, under each norm epsilon that may be chosen."""
+"""The stage `refit` of a run: a written cut, refitted to the original, under each norm epsilon that may be chosen."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from compressor.data_parallel import Processes
 from compressor.errors import RequestError
 from compressor.evaluation.forward import forward_tokens
 from compressor.export.replacement import replace_tensors
-from compressor.loading import load_model, release_memory
+from compressor.loading import release_memory
+from compressor.placing import load_placed
 from compressor.planning import RunPlan, held_out_to_refit
 from compressor.preparation import CutPlan, plan_cut
 from compressor.progress import Advance, StageReporter
@@ -64,7 +65,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Recovered:
-    """What the folder holds now, and what was tried beside it."""
+    """What the folder holds now, and its channels under each norm epsilon that was tried with them."""
 
     policy: NormEpsilon
     candidates: Mapping[NormEpsilon, Candidate]
@@ -91,8 +92,8 @@ def allowed_policies(plan: RunPlan, model: PreTrainedModel, batch: TokenBatch) -
     asked = plan.recipe.selection.norm_epsilon
     if asked == "keep":
         return Policies(("keep",), None, ())
-    scaled = _with_policy(plan, "scaled")
     try:
+        scaled = _with_policy(plan, "scaled")
         smallest = refuse_epsilon_near_other_norms(plan.source.architecture, model, batch, scaled.norm_epsilon[1])
     except RequestError as refusal:
         if asked == "scaled":
@@ -103,16 +104,17 @@ def allowed_policies(plan: RunPlan, model: PreTrainedModel, batch: TokenBatch) -
 
 def recover_cut(
     plan: RunPlan,
-    policies: Policies,
+    policies: Sequence[NormEpsilon],
     original: PreTrainedModel,
     folder: Path,
     tokens: RefitTokens,
     processes: Processes,
     reporter: StageReporter,
 ) -> Recovered:
-    """Refit the cut in `folder`, choose the norm epsilon where there is a choice, and write both.
+    """Refit the cut in `folder` under each of `policies`, of which the one that diverges less is chosen.
 
-    Every process computes with its share of the tokens; all come to the same, and the main one writes it.
+    Every process computes with its share of the tokens; all come to the same. The folder keeps its tensors: see
+    `write_recovered`.
 
     Raises:
         RequestError: too few tokens.
@@ -125,22 +127,27 @@ def recover_cut(
     if plan.recipe.recovery.refit:
         refuse_too_few_tokens(counted[0], counted[1], plan.source.mixers)
         units = layer_tokens(plan.source.mixers, _count(processes.share(fit)) + _count(processes.share(held_out)))
-    with reporter.stage("refitting", max(units, 1) * len(policies.allowed)) as advance:
+    elif not counted[1]:
+        raise RequestError(
+            "several cuts are compared on 0 held-out tokens and at least 1 is needed; raise --calibration-samples."
+        )
+    with reporter.stage("refitting", max(units, 1) * len(policies)) as advance:
         candidates = {
-            policy: _candidate(plan, policy, original, folder, fit, held_out, processes, advance)
-            for policy in policies.allowed
+            policy: _candidate(plan, policy, original, folder, fit, held_out, processes, advance) for policy in policies
         }
     best = min(candidates, key=lambda policy: candidates[policy].kl_after)
-    chosen = candidates[best]
-    if processes.is_main:
-        _write_config(folder, chosen.cut)
-        replace_tensors(folder, chosen.tensors)
     return Recovered(best, candidates, counted[0], counted[1])
 
 
-def resolved_plan(plan: RunPlan, policy: NormEpsilon) -> RunPlan:
-    """The plan with the norm epsilon that was chosen."""
-    selection = plan.recipe.selection.model_copy(update={"norm_epsilon": policy})
+def write_recovered(folder: Path, recovered: Recovered) -> None:
+    """Put the chosen norm epsilon and refit into the folder of the cut."""
+    _write_config(folder, recovered.chosen.cut)
+    replace_tensors(folder, recovered.chosen.tensors)
+
+
+def resolved_plan(plan: RunPlan, method: str, policy: NormEpsilon) -> RunPlan:
+    """The plan with the method and the norm epsilon that were chosen."""
+    selection = plan.recipe.selection.model_copy(update={"method": method, "norm_epsilon": policy})
     return replace(plan, recipe=plan.recipe.model_copy(update={"selection": selection}), cut=_with_policy(plan, policy))
 
 
@@ -164,7 +171,7 @@ def _candidate(
     if processes.is_main:
         _write_config(folder, cut)
     processes.wait_for_all()
-    compressed = load_model(architecture, folder, read_config(folder / CONFIG_FILE), plan.dtype, plan.device)
+    compressed = load_placed(plan, folder, read_config(folder / CONFIG_FILE))
     fit, held_out = processes.share(fit), processes.share(held_out)
     sequences = [row for batch in held_out for row in batch.input_ids]
 

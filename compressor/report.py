@@ -86,6 +86,35 @@ class EvaluationReport:
 
 
 @dataclass(frozen=True)
+class CandidateReport:
+    """A cut that was tried: the channels of one method, written with one norm epsilon.
+
+    `kl_before` and `kl_after` are KL(original || cut) on the held-out part of the calibration data, in nats a token,
+    without and with the refit; None where nothing was refitted or to be chosen. `passes` is what the choice cost beside
+    the calibration, in bare forward passes over its tokens, and `seconds` how long it took; cuts of one method that
+    share their channels share both.
+    """
+
+    method: str
+    norm_epsilon: str
+    kl_before: float | None
+    kl_after: float | None
+    passes: float
+    seconds: float
+    written: bool
+
+
+@dataclass(frozen=True)
+class SelectionReport:
+    """What was asked for and tried; `passes` and `seconds` are those of all choices together."""
+
+    asked: str
+    candidates: list[CandidateReport]
+    passes: float
+    seconds: float
+
+
+@dataclass(frozen=True)
 class LayerRefitReport:
     """One output projection. The errors are |Y - X W^T| / |Y| on held-out tokens; `ridge` None: it stayed as it was."""
 
@@ -100,7 +129,7 @@ class RefitReport:
     """The closed-form refit of the output projections. `kept` is False where it would have diverged more.
 
     `kl_before` and `kl_after` are KL(original || compressed) on the held-out part of the calibration data, in nats a
-    token; `kl_by_norm_epsilon` has `kl_after` under every norm epsilon that was tried.
+    token; `kl_by_norm_epsilon` has `kl_after` under every norm epsilon that was tried with the written method.
     """
 
     kept: bool
@@ -116,7 +145,8 @@ class RefitReport:
 class TrainingReport:
     """Distillation from the original. `last` is the last step: losses in nats a token, rate in tokens a second.
 
-    `adapters` names the modules with an adapter, by layer; every curve stands in training.jsonl.
+    `adapters` names the modules with an adapter, by layer, and `adapter_folder` where they were saved by themselves;
+    every curve stands in training.jsonl.
     """
 
     source: str
@@ -128,6 +158,7 @@ class TrainingReport:
     adapters: dict[int, tuple[str, ...]]
     seconds: float
     last: dict[str, float]
+    adapter_folder: str | None = None
 
 
 @dataclass(frozen=True)
@@ -196,6 +227,7 @@ class Report:
     notes: list[str]
     timings_s: dict[str, float]
     versions: dict[str, str]
+    selection: SelectionReport | None = None
     schema: int = SCHEMA
 
     def to_json(self) -> dict[str, Any]:

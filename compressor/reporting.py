@@ -11,21 +11,23 @@ from rich.table import Table
 
 from compressor.architectures.base import Architecture
 from compressor.architectures.engines import engine_answers
+from compressor.architectures.family import family_of
 from compressor.calibration.tokens import PackedTokens
+from compressor.cutting import WrittenCut
 from compressor.distilling import Trained
 from compressor.evaluation.tables import comparison_rows, several_rows
 from compressor.export.model_card import ModelCardFacts, read_license
 from compressor.planning import RunPlan
 from compressor.preparation import CutPlan
 from compressor.recovery_report import recovery_line, recovery_report
-from compressor.refitting import Policies, Recovered
+from compressor.refitting import Policies
 from compressor.report import (
     CalibrationReport,
     EvaluationReport,
-    LayerReport,
     NormEpsilonFigures,
     NormEpsilonReport,
     Report,
+    SelectionReport,
     VerificationReport,
     chained_provenance,
     installed_versions,
@@ -38,9 +40,8 @@ class RunFacts:
 
     tokens: PackedTokens
     base_sha256: str
-    layers: list[LayerReport]
     policies: Policies
-    recovered: Recovered | None
+    written: WrittenCut
     trained: Trained | None
     evaluation: EvaluationReport | None
     verification: VerificationReport | None
@@ -49,7 +50,7 @@ class RunFacts:
 
 def build_report(plan: RunPlan, facts: RunFacts) -> Report:
     """Everything about the run, as compression.json holds it."""
-    selection, source, cut = plan.recipe.selection, plan.source, plan.cut
+    selection, source, cut, written = plan.recipe.selection, plan.source, plan.cut, facts.written
     return Report(
         output_dir=str(plan.output.path),
         load_line=load_line(source.architecture, plan.recipe.output_dir),
@@ -67,15 +68,16 @@ def build_report(plan: RunPlan, facts: RunFacts) -> Report:
         convolution_state_bytes_per_sequence=cut.convolution_state_bytes,
         parameters=cut.parameters,
         norm_epsilon=_norm_epsilon_report(selection.norm_epsilon, cut, facts.policies),
-        layers=facts.layers,
+        layers=written.layers,
         calibration=_calibration_report(plan, facts.tokens),
-        recovery=recovery_report(facts.recovered, plan.training, facts.trained),
+        recovery=recovery_report(written.recovered, written.selection.candidates, plan.training, facts.trained),
         evaluation=facts.evaluation,
         verification=facts.verification,
         engines=list(engine_lines(plan)),
         notes=[*plan.notes, *facts.policies.notes, *cut.engine_warnings, *facts.tokens.problems],
         timings_s={name: round(seconds, 3) for name, seconds in facts.timings_s.items()},
         versions=installed_versions(),
+        selection=written.selection,
     )
 
 
@@ -99,8 +101,13 @@ def load_line(architecture: Architecture, folder: str | None) -> str:
 
 def engine_lines(plan: RunPlan) -> tuple[str, ...]:
     first = plan.source.mixers[0]
-    answers = engine_answers(plan.source.architecture.needs_fla, plan.cut.keep, first.head_v_dim)
-    return tuple(f"{answer.engine}: {answer.verdict} ({answer.note}; {answer.evidence})" for answer in answers)
+    family, needs_fla = family_of(plan.source.checkpoint.raw_config), plan.source.architecture.needs_fla
+    answers = engine_answers(family, needs_fla, plan.cut.keep, first.head_v_dim)
+    return tuple(
+        f"{answer.engine}: {answer.verdict} ({answer.note}; {answer.evidence})"
+        + ("" if answer.command is None else f": `{answer.command}`")
+        for answer in answers
+    )
 
 
 @dataclass(frozen=True)
@@ -111,12 +118,13 @@ class CardPlace:
     source: Path
     needs_fla: bool
     trust_remote_code: bool
+    loading_note: str
 
 
 def card_place(plan: RunPlan) -> CardPlace:
-    source = plan.source
-    needs_fla, trust = source.architecture.needs_fla, plan.recipe.runtime.trust_remote_code
-    return CardPlace(plan.output.path.name, source.folder, needs_fla, trust)
+    source, architecture = plan.source, plan.source.architecture
+    trust = plan.recipe.runtime.trust_remote_code
+    return CardPlace(plan.output.path.name, source.folder, architecture.needs_fla, trust, architecture.loading_note)
 
 
 def card_facts(place: CardPlace, report: Report) -> ModelCardFacts:
@@ -132,6 +140,7 @@ def card_facts(place: CardPlace, report: Report) -> ModelCardFacts:
         model_type=report.architecture,
         needs_fla=place.needs_fla,
         trust_remote_code=place.trust_remote_code,
+        loading_note=place.loading_note,
         method=report.method,
         scoring=report.scoring,
         ratio=report.ratio,
@@ -175,6 +184,8 @@ def result_table(report: Report) -> Table:
     add("convolution state bytes", f"{convolution.before:,}", f"{convolution.after:,}")
     add("parameters", f"{report.parameters.before:,}", f"{report.parameters.after:,}")
     add("worst max rho", "", f"{report.worst_rho:.3f}")
+    for label, value in _selection_rows(report.selection):
+        add(label, "", value)
     if untrained is not None:
         table.caption = recovery_line(report.recovery)
     elif report.recovery is not None:
@@ -192,6 +203,20 @@ def result_table(report: Report) -> Table:
         chosen = " (written)" if policy == report.norm_epsilon.policy else ""
         table.add_row(f"KL with norm epsilon {policy}{chosen}: text, prompts", "", _divergences(figures))
     return table
+
+
+def _selection_rows(selection: SelectionReport | None) -> list[tuple[str, str]]:
+    """What choosing cost where the model was run for it, and every cut where several were tried."""
+    rows = []
+    if selection is not None and selection.passes:
+        cost = f"{selection.passes:g} forward passes of the calibration data, {selection.seconds:.1f} s"
+        rows.append(("choice of channels", cost))
+    if selection is not None and len(selection.candidates) > 1:
+        for cut in selection.candidates:
+            written = " (written)" if cut.written else ""
+            label = f"tried: {cut.method}, norm epsilon {cut.norm_epsilon}{written}: KL, held-out calibration data"
+            rows.append((label, "not measured" if cut.kl_after is None else f"{cut.kl_after:.4f}"))
+    return rows
 
 
 def _divergences(figures: NormEpsilonFigures) -> str:

@@ -15,7 +15,7 @@ from compressor.checkpoint.headers import read_tensor
 from compressor.preparation import Source
 from compressor.recipe import SelectionSection
 from compressor.report import LayerReport
-from compressor.selection.base import HeadDiagnostics, HeadStatistics
+from compressor.selection.base import ChannelChoice, HeadDiagnostics, HeadStatistics
 from compressor.selection.registry import build_selector
 
 
@@ -30,7 +30,11 @@ def select_channels(
     """
     head_statistics = stacked_heads(source, statistics)
     selector = build_selector(request.method, request.scoring, request.f)
-    choice = selector.select(head_statistics, keep, torch.Generator().manual_seed(seed))
+    return selection_of(source, selector.select(head_statistics, keep, torch.Generator().manual_seed(seed)))
+
+
+def selection_of(source: Source, choice: ChannelChoice) -> tuple[Selection, list[LayerReport]]:
+    """The choice for the heads of all layers stacked, layer by layer."""
     heads = source.mixers[0].num_k_heads
     kept = {
         mixer.layer: choice.indices[position * heads : (position + 1) * heads]

@@ -18,13 +18,14 @@ def resume_folder_of(output: OutputFolder) -> Path:
 
 
 @contextmanager
-def held(outputs: Sequence[OutputFolder], saved: Path, processes: Processes) -> Iterator[None]:
+def held(outputs: Sequence[OutputFolder], saved: Sequence[Path], processes: Processes) -> Iterator[None]:
     """Lock `outputs`, the first of which is the run's, for all processes; what was left there is put right before any
     of them goes on.
 
     Raises:
         RequestError: another run holds one of them; as `OutputFolder.check`.
-        InterruptedRunError: a signal came to the main process; `saved` holds what is done so far.
+        InterruptedRunError: a signal came to the main process; what is there of `saved`, files of all
+            processes, holds what is done so far.
         RunError: another process failed.
     """
     with ExitStack() as stack:

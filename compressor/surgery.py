@@ -66,6 +66,25 @@ def dropped_channels(kept: Tensor, head_k_dim: int) -> Tensor:
     return torch.ones(kept.shape[0], head_k_dim, dtype=torch.bool).scatter_(1, kept, False)
 
 
+def refuse_other_layouts(
+    architecture: Architecture, mixers: Sequence[Mixer], shapes: Mapping[str, Sequence[int]]
+) -> None:
+    """Hold the tensors that the stock loader takes at any size against the family's layout.
+
+    Raises:
+        RequestError: one has another number of slices, so that its channels are not where they should be.
+    """
+    for mixer in mixers:
+        for channel_map in present_maps(architecture, mixer, shapes):
+            found = shapes[channel_map.tensor][channel_map.dim]
+            if channel_map.slices is not None and found != channel_map.slices:
+                raise RequestError(
+                    f"{channel_map.tensor} has {found} slices along dimension {channel_map.dim} where the "
+                    f"{channel_map.stream} channels alone are {channel_map.slices}; write the checkpoint again with "
+                    "save_pretrained(..., save_original_format=False)."
+                )
+
+
 def _refuse_short_tensor(channel_map: ChannelMap, shape: Sequence[int]) -> None:
     needed = int(channel_map.rows.max()) + 1
     if shape[channel_map.dim] < needed:

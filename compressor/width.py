@@ -43,3 +43,25 @@ def kept_width(head_k_dim: int, ratio: float | None, target_dim: int | None, rou
 def _fitting_step(channels: float) -> int:
     """The largest power of two that is at most `channels`, at least 1."""
     return 1 if channels < 2 else 2 ** int(math.log2(channels))
+
+
+def width_within(head_k_dim: int, channel_bytes: int, target: int, round_to: int) -> int:
+    """The largest multiple of `round_to` below the present width whose state takes at most `target` bytes.
+
+    `channel_bytes` is what one channel of every head takes of a sequence's state, all layers together.
+
+    Raises:
+        RequestError: not even `round_to` channels fit, or nothing would be removed.
+    """
+    asked = f"--target-state-bytes asks for {target:,} bytes a sequence"
+    smallest = round_to * channel_bytes
+    if target >= head_k_dim * channel_bytes:
+        raise RequestError(
+            f"{asked} and the state takes {head_k_dim * channel_bytes:,} now: nothing would be removed; ask for less."
+        )
+    keep = target // smallest * round_to
+    if keep == 0:
+        finer = "" if round_to == 1 else f", or a smaller --round-to (a channel takes {channel_bytes:,} bytes)"
+        channels = f"{round_to} of {head_k_dim} key channels a head, the fewest that --round-to {round_to} keeps"
+        raise RequestError(f"{asked} and {channels}, take {smallest:,}; ask for at least that{finer}.")
+    return keep

@@ -41,7 +41,7 @@ def test_gpu_and_cpu_choose_the_same_channels(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["gdn-28m", "deltanet-14m", "qwen35-18m"])
+@pytest.mark.parametrize("name", ["gdn-28m", "deltanet-14m", "deltaproduct-14m", "qwen35-18m"])
 def test_trained_models(name: str, shared_models: Path, tmp_path: Path) -> None:
     if not (shared_models / name).is_dir():
         pytest.skip(f"not measured: {shared_models / name} is absent")

@@ -17,8 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from compressor import pipeline
+from compressor import calibrating
 from compressor.cli import main
+from compressor.interruption import InterruptedRunError, explained_interrupts
 from tests.test_pipeline import compress, hashes, make_source, make_text
 
 
@@ -92,7 +93,7 @@ def test_ctrl_c_while_calibrating(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, text, output = make_source("delta_net", tmp_path / "source"), make_text(tmp_path), tmp_path / "out"
-    monkeypatch.setattr(pipeline, "SECONDS_BETWEEN_SAVES", 0.0)
+    monkeypatch.setattr(calibrating, "SECONDS_BETWEEN_SAVES", 0.0)
     file = output.with_name("out.resume") / "calibration.safetensors"
 
     def interrupt() -> None:
@@ -133,6 +134,26 @@ def test_signals_at_any_stage(stage: str, number: int, status: int, tmp_path: Pa
     assert "--resume" in error
     assert "Traceback" not in error
     assert sorted(path.name for path in tmp_path.iterdir()) in ([], ["out.resume"])
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_a_lost_process_is_told_and_what_any_process_saved_counts(
+    saved: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = [tmp_path / f"calibration-{index}-of-2" for index in (1, 2)]
+    if saved:
+        files[1].write_text("", encoding="utf-8")
+    for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(InterruptedRunError) as caught, explained_interrupts(tmp_path / "out", files):
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert caught.value.exit_code == 143
+    assert "it was stopped itself, or lost another process" in str(caught.value)
+    assert ("give --resume" in str(caught.value)) == saved
+    assert ("nothing was saved yet" in str(caught.value)) == (not saved)
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    with pytest.raises(InterruptedRunError, match=r"out was not written; "), explained_interrupts(tmp_path / "out", []):
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def test_two_runs_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

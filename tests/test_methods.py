@@ -14,7 +14,7 @@ METHODS = ["energy", "s-wanda", "gradient", "l1", "drrqr"]
 FAST = ["--no-verify", "--no-evaluate", "--no-refit"]
 
 
-@pytest.mark.parametrize("name", ["gated_deltanet", "delta_net", "q35"])
+@pytest.mark.parametrize("name", ["gated_deltanet", "gated_deltaproduct", "delta_net", "q35", "qn"])
 def test_methods_and_scorings_choose_differently(name: str, tmp_path: Path) -> None:
     source, text = make_source(name, tmp_path / "source"), make_text(tmp_path)
     chosen = {}

@@ -37,7 +37,19 @@ def hashes(folder: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
 
 
-@pytest.mark.parametrize("name", ["gated_deltanet_hybrid", "delta_net_sum_norm", "q35", "qw"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gated_deltanet_hybrid",
+        "gated_deltaproduct_hybrid",
+        "delta_net_sum_norm",
+        "q35",
+        "qw",
+        "qn_experts",
+        "qw_experts",
+        "oh_parts",
+    ],
+)
 def test_run_is_verified_and_complete(name: str, tmp_path: Path) -> None:
     source, output = make_source(name, tmp_path / "source"), tmp_path / "out"
     assert compress(source, output, make_text(tmp_path)) == 0
@@ -50,7 +62,7 @@ def test_run_is_verified_and_complete(name: str, tmp_path: Path) -> None:
     assert report["verification"]["passed"]
     assert report["verification"]["oracle_relative_error"] < 1e-4
     assert report["evaluation"]["after"]["kl_text"] > 0
-    assert len(report["layers"]) == {"gated_deltanet_hybrid": 2, "delta_net_sum_norm": 2, "q35": 3, "qw": 3}[name]
+    assert len(report["layers"]) == (3 if name.startswith(("q", "oh")) else 2)
     assert {"config.json", "model.safetensors", "README.md", "recipe.yaml", "selection.json", "tokenizer.json"} <= set(
         hashes(output)
     )

@@ -42,9 +42,11 @@ def test_ratio_outside_its_range(ratio: float) -> None:
         Recipe.from_settings({"selection": {"ratio": ratio}})
 
 
-@pytest.mark.parametrize("selection", [{}, {"ratio": 0.5, "target_dim": 64}])
-def test_exactly_one_width(selection: dict[str, float]) -> None:
-    with pytest.raises(RequestError, match="give exactly one of ratio .* and target_dim"):
+@pytest.mark.parametrize(
+    "selection", [{}, {"ratio": 0.5, "target_dim": 64}, {"ratio": 0.5, "target_state_bytes": "1MB"}]
+)
+def test_exactly_one_width(selection: dict[str, object]) -> None:
+    with pytest.raises(RequestError, match="give exactly one of ratio .*, target_dim .* and target_state_bytes"):
         Recipe.from_settings({"selection": selection})
 
 

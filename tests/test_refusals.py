@@ -69,11 +69,29 @@ def test_impossible_requests(
 
 
 def test_unknown_family(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = make_source("gated_deltaproduct", tmp_path / "model")
+    folder = edit_config(make_source("gated_deltanet", tmp_path / "model"), {"model_type": "gated_delta_net"})
     refused(
         capsys, [str(folder), "--ratio", "0.5"],
-        "model_type 'gated_deltaproduct' is not a family that can be cut", "delta_net, gated_deltanet", "did you mean",
+        "model_type 'gated_delta_net' is not a family that can be cut", "delta_net, gated_deltanet", "did you mean",
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("model_type", "reason"),
+    [
+        ("gla", "the gate that gives them, gk_proj, has to be cut"),
+        ("kda", "the gate that gives them, f_proj with dt_bias, has to be cut"),
+        ("kimi_linear", "linear_head_dim is the width of its keys and of its values at once"),
+        ("retnet", "a rotary embedding whose angles follow from the width of the head"),
+        ("rwkv7", "its keys are as wide as hidden_size and head_dim only divides them into heads"),
+    ],
+)
+def test_families_that_cannot_be_cut(
+    model_type: str, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = edit_config(make_source("gated_deltanet", tmp_path / "model"), {"model_type": model_type})
+    for words in ([str(folder), "--ratio", "0.5"], ["inspect", str(folder)]):
+        refused(capsys, words, f"model_type '{model_type}' cannot be cut: ", reason, "use a model of another family")
 
 
 def test_model_without_linear_layers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

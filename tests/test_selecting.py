@@ -19,16 +19,25 @@ from compressor.recipe import SelectionSection
 from compressor.selecting import projection_scores, select_channels, stacked_heads
 from tests.families import TinyCheckpoint, tiny_checkpoint, tiny_tokens
 
-FAMILIES = ["gated_deltanet", "gated_deltanet_hybrid", "delta_net", "delta_net_no_short_conv", "q35", "qw"]
+FAMILIES = [
+    "gated_deltanet",
+    "gated_deltanet_hybrid",
+    "gated_deltaproduct_three_keys",
+    "delta_net",
+    "delta_net_no_short_conv",
+    "q35",
+    "qw",
+    "qn",
+]
 
 
 def projection_outputs(tiny: TinyCheckpoint, sequence: Tensor) -> dict[int, tuple[list[Tensor], list[Tensor]]]:
-    """By layer: the two projections' weights [H_k, d_k, inputs], query first, and what each reads [n, inputs], seen by
-    hooks on the stock modules. All float64."""
+    """By layer: the two projections' weights [copies, H_k, d_k, inputs], query first, and what each reads [n, inputs],
+    seen by hooks on the stock modules. All float64."""
     seen: dict[str, Tensor] = {}
     handles = []
     for path, module in tiny.model.named_modules():
-        if path.endswith(("q_proj", "k_proj", "in_proj_qkv")):
+        if path.endswith(("q_proj", "k_proj", "in_proj_qkv", "in_proj_qkvz")):
 
             def hook(_: object, arguments: tuple[Tensor, ...], name: str = path) -> None:
                 seen[name] = arguments[0].flatten(0, -2).double()
@@ -40,16 +49,21 @@ def projection_outputs(tiny: TinyCheckpoint, sequence: Tensor) -> dict[int, tupl
         handle.remove()
     found = {}
     for mixer in tiny.mixers:
-        width, shape = mixer.num_k_heads * mixer.head_k_dim, (mixer.num_k_heads, mixer.head_k_dim, -1)
+        width, shape = mixer.num_k_heads * mixer.head_k_dim, (-1, mixer.num_k_heads, mixer.head_k_dim)
         if f"{mixer.module}.in_proj_qkv" in seen:
             path = f"{mixer.module}.in_proj_qkv"
             weight = tiny.model.get_submodule(path).get_parameter("weight").detach().double()
             weights, inputs = [weight[:width], weight[width : 2 * width]], [seen[path]] * 2
+        elif f"{mixer.module}.in_proj_qkvz" in seen:
+            path = f"{mixer.module}.in_proj_qkvz"
+            weight = tiny.model.get_submodule(path).get_parameter("weight").detach().double()
+            shares = [share.split(mixer.head_k_dim) for share in weight.chunk(mixer.num_k_heads)]
+            weights, inputs = [torch.cat([share[stream] for share in shares]) for stream in (0, 1)], [seen[path]] * 2
         else:
             paths = [f"{mixer.module}.{letter}_proj" for letter in "qk"]
             weights = [tiny.model.get_submodule(path).get_parameter("weight").detach().double() for path in paths]
             inputs = [seen[path] for path in paths]
-        found[mixer.layer] = ([weight.reshape(shape) for weight in weights], inputs)
+        found[mixer.layer] = ([weight.unflatten(0, shape) for weight in weights], inputs)
     return found
 
 
@@ -79,9 +93,9 @@ def test_weight_statistics_are_those_of_the_stock_modules(name: str, tmp_path: P
     expected: dict[str, list[Tensor]] = {"weight_l1_q": [], "weight_l1_k": [], "wanda_q": [], "wanda_k": []}
     for weights, inputs in projection_outputs(tiny, sequence).values():
         for suffix, weight, read in zip("qk", weights, inputs, strict=True):
-            expected[f"weight_l1_{suffix}"].append(weight.abs().sum(-1))
+            expected[f"weight_l1_{suffix}"].append(weight.abs().sum((0, -1)))
             norms = read.square().sum(0).sqrt()
-            expected[f"wanda_{suffix}"].append((weight.abs() * norms).sum(-1))
+            expected[f"wanda_{suffix}"].append((weight.abs() * norms).sum((0, -1)))
     for field, by_layer in expected.items():
         torch.testing.assert_close(getattr(heads, field), torch.cat(by_layer), rtol=1e-6, atol=0)
     assert heads.gradient_q is None

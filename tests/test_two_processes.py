@@ -86,3 +86,23 @@ def test_recovery_of_a_folder(tmp_path: Path) -> None:
     assert main([*words, "--output-dir", str(one)]) == 0
     check_same(one, two)
     assert not (tmp_path / "two.resume").exists()
+
+
+@pytest.mark.slow
+def test_fisher_and_auto_choose_once_for_all_processes(tmp_path: Path) -> None:
+    """Three sequences for each process; labels are drawn anew, so that the choice is not that of one process."""
+    source, out = make_source("gated_deltanet", tmp_path / "source"), tmp_path / "out"
+    words = [str(source), "--ratio", "0.5", "--calibration", str(make_text(tmp_path)), *FAST]
+    done = launched(*words, "--method", "auto", "--no-evaluate", "--output-dir", str(out))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("result:") == 1
+    report = report_of(out)
+    assert report["verification"]["passed"]
+    tried = {cut["method"]: cut for cut in report["selection"]["candidates"]}
+    assert tried.keys() == {"drrqr", "energy", "fisher"}
+    assert tried["fisher"]["passes"] > 8
+    assert report["method"] == min(tried, key=lambda method: tried[method]["kl_after"])
+    many = ["--calibration-samples", "1", "--sequence-length", "240", "--batch-size", "1"]
+    few = launched(*words, *many, "--method", "fisher", "--no-refit", "--output-dir", str(tmp_path / "few"))
+    assert few.returncode != 0
+    assert "1 calibration sequences for 2 processes and needs one for each" in few.stderr

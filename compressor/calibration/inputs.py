@@ -72,7 +72,7 @@ class InputAccumulator:
     def _hook(self, path: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
         def hook(module: nn.Module, arguments: tuple[Tensor, ...]) -> None:
             inputs = counted(arguments[0], self._mask)
-            total = sum_of_squares(inputs)
+            total = sum_of_squares(inputs).to(self.squares.device)
             for stream, position in self._rows[path]:
                 self.squares[stream, position] += total
                 self._tokens[stream, position] += len(inputs)

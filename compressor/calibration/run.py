@@ -67,7 +67,7 @@ def calibrate(
                 inputs.end_batch(batch.num_tokens)
             done += 1
             on_batch(progress(), batch.num_tokens)
-    return _statistics(progress(), mixers, expected)
+    return statistics_of(progress(), mixers, expected)
 
 
 def _continue(sums: Mapping[str, Tensor], start: Mapping[str, Tensor]) -> None:
@@ -78,8 +78,8 @@ def _continue(sums: Mapping[str, Tensor], start: Mapping[str, Tensor]) -> None:
         tensor.copy_(start[name])
 
 
-def _statistics(progress: CalibrationProgress, mixers: Sequence[Mixer], tokens: int) -> CalibrationStatistics:
-    """The sums on the CPU, queries and keys apart."""
+def statistics_of(progress: CalibrationProgress, mixers: Sequence[Mixer], tokens: int) -> CalibrationStatistics:
+    """The sums of a whole pass over `tokens` tokens, on the CPU, queries and keys apart."""
     sums = {name: tensor.cpu() for name, tensor in progress.tensors().items()}
     energies, squares = sums.get("energies"), sums.get("input_squares")
     return CalibrationStatistics(

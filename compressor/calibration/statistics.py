@@ -27,14 +27,15 @@ TOKENS_PER_ENERGY = 4096
 class GramAccumulator(RecurrenceTap):
     """Sums X^T X of every head of every mixer, for queries and keys apart, and their energy where it is asked for.
 
-    The mixers must agree in H_k and d_k. `grams` is float64 [2, L, H_k, d_k, d_k], queries first; `energies` is
-    float64 [2, L, H_k, d_k] or None; `tokens` is int64 [2, L].
+    The mixers must agree in H_k, d_k and keys a token. `grams` is float64 [2, L, H_k, d_k, d_k], queries first;
+    `energies` is float64 [2, L, H_k, d_k] or None; `tokens` is int64 [2, L]. A token counts once for each of its keys.
     """
 
     def __init__(self, mixers: Sequence[Mixer], device: torch.device, with_energy: bool = False) -> None:
         first = mixers[0]
         self._position = {mixer.layer: position for position, mixer in enumerate(mixers)}
         self._layers = [mixer.layer for mixer in mixers]
+        self._seen_per_token = (1, first.keys_per_token)
         shape = (2, len(mixers), first.num_k_heads, first.head_k_dim, first.head_k_dim)
         self.grams = torch.zeros(shape, dtype=torch.float64, device=device)
         self.energies = torch.zeros(shape[:-1], dtype=torch.float64, device=device) if with_energy else None
@@ -62,10 +63,10 @@ class GramAccumulator(RecurrenceTap):
         """
         for stream, name in enumerate(("query", "key")):
             for position, layer in enumerate(self._layers):
-                seen = int(self.tokens[stream, position])
-                if seen != expected_tokens:
+                seen, expected = int(self.tokens[stream, position]), expected_tokens * self._seen_per_token[stream]
+                if seen != expected:
                     raise RunError(
-                        f"layer {layer}: {seen} of {expected_tokens} {name} activations were captured; "
+                        f"layer {layer}: {seen} of {expected} {name} activations were captured; "
                         "the installed library calls its recurrence in a way this version does not know."
                     )
         finite = torch.isfinite(self.grams.diagonal(dim1=-2, dim2=-1)).all(-1)
@@ -81,10 +82,10 @@ class GramAccumulator(RecurrenceTap):
         by_head = _counted_by_head(activations, self._mask)
         self.tokens[stream, position] += by_head.shape[1]
         for block in by_head.split(TOKENS_PER_STEP, dim=1):
-            self.grams[stream, position] += gram(block)
+            self.grams[stream, position] += gram(block).to(self.grams.device)
         if self.energies is not None:
             for block in by_head.split(TOKENS_PER_ENERGY, dim=1):
-                self.energies[stream, position] += energy(block)
+                self.energies[stream, position] += energy(block).to(self.energies.device)
 
 
 def gram(block: Tensor) -> Tensor:

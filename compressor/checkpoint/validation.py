@@ -11,6 +11,7 @@ import torch
 from compressor.checkpoint.config_file import decoder_config
 from compressor.checkpoint.headers import TensorIndex
 from compressor.checkpoint.layout import listed
+from compressor.checkpoint.parts import Patterns, refuse_broken_parts
 from compressor.errors import RequestError
 
 if TYPE_CHECKING:
@@ -115,13 +116,14 @@ def compare_with_skeleton(index: TensorIndex, model: PreTrainedModel) -> dict[st
     unexpected = _unexpected(index, names, expected, model)
     if missing or unexpected:
         raise RequestError(_misfit(missing, unexpected, model))
+    refuse_broken_parts(index, {n: t for n, t in loaded.items() if n in converted}, converted, expected)
     return loaded
 
 
 def _stock_names(
     index: TensorIndex, model: PreTrainedModel, expected: Mapping[str, tuple[int, ...]]
-) -> tuple[dict[str, str], set[str]]:
-    """Name in the files -> name that the stock loader looks for; and which are only a part of that tensor."""
+) -> tuple[dict[str, str], dict[str, Patterns]]:
+    """Name in the files -> name that the stock loader looks for; and the parts beside those that are only a part."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
@@ -130,14 +132,15 @@ def _stock_names(
     converters = [transform for transform in transforms if isinstance(transform, WeightConverter)]
     prefix, known = model.base_model_prefix, dict(expected)
     names: dict[str, str] = {}
-    converted: set[str] = set()
+    converted: dict[str, Patterns] = {}
+    siblings = {pattern: tuple(each.source_patterns) for each in converters for pattern in each.source_patterns}
     for name in index.entries:
         target, pattern = rename_source_key(name, renamings, converters, prefix, known)
         if target not in expected and name in expected:
             target, pattern = rename_source_key(name, [], [], prefix, known)
         names[name] = target
         if pattern is not None:
-            converted.add(name)
+            converted[name] = siblings[pattern]
     return names, converted
 
 

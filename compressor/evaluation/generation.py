@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from compressor.architectures.cached_forward import forward_from_cache, reads_pieces
 from compressor.errors import RunError
 
 TOKENS_PER_FORWARD = 2**17
@@ -155,7 +156,8 @@ def _prefill(model: PreTrainedModel, tokens: Tensor) -> tuple[Tensor, Any]:
     """Logits [rows, vocabulary] after `tokens` [rows, T], and the cache."""
     rows, length = tokens.shape
     cache = None
-    for piece in tokens.split(_pieces(rows, length, tokens.device.type == "cuda"), dim=1):
+    pieces = _pieces(rows, length, tokens.device.type == "cuda") if reads_pieces(model) else [length]
+    for piece in tokens.split(pieces, dim=1):
         logits, cache = _forward(model, piece, cache)
     return logits, cache
 
@@ -177,9 +179,9 @@ def _forward(model: PreTrainedModel, tokens: Tensor, cache: Any) -> tuple[Tensor
 
     The caches of fla and of transformers share an interface, and no type.
     """
-    output = model(input_ids=tokens, past_key_values=cache, use_cache=True, logits_to_keep=1)
+    output, cache = forward_from_cache(model, cache, input_ids=tokens, logits_to_keep=1)
     logits: Tensor = output.logits[:, -1]
-    return logits, output.past_key_values
+    return logits, cache
 
 
 def _require_finite(logits: Tensor) -> None:

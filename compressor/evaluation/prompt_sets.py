@@ -68,8 +68,10 @@ def make_prompt_sets(
     return tuple(sets)
 
 
-def check_lengths(tasks: Sequence[Task], lengths: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> None:
-    """Refuse every length that is too short for one of the tasks, all of them in one message.
+def check_lengths(
+    tasks: Sequence[Task], lengths: Sequence[int], tokenizer: PreTrainedTokenizerBase, option: str = "--lengths"
+) -> None:
+    """Refuse every length that is too short for one of the tasks, all of them in one message; `option` sets them.
 
     Raises:
         RequestError: as said.
@@ -80,7 +82,7 @@ def check_lengths(tasks: Sequence[Task], lengths: Sequence[int], tokenizer: PreT
         listed = ", ".join(f"{name} {minimum}" for name, minimum in needs.items())
         raise RequestError(
             f"length {shortest} is too short; with this tokenizer these tasks need more tokens for prompt and output: "
-            f"{listed}; raise --lengths or leave them out of --tasks."
+            f"{listed}; raise {option} or leave them out of --tasks."
         )
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from compressor.errors import RequestError, RunError
+from compressor.export.advice import WITH_RESUME, Advice
 
 _OS_ERROR = re.compile(r"\(os error ([0-9]+)\)")
 
@@ -49,7 +50,7 @@ def refuse_too_little_space(folder: Path, required_bytes: int) -> None:
 
 
 @contextmanager
-def translate_write_errors(target: Path, required_bytes: int | None) -> Iterator[None]:
+def translate_write_errors(target: Path, required_bytes: int | None, advice: Advice = WITH_RESUME) -> Iterator[None]:
     """Turn what a full or write-protected disk answers into one sentence that names `target`.
 
     `required_bytes` is what all of the output takes, None where that is unknown. Other errors pass unchanged.
@@ -60,30 +61,30 @@ def translate_write_errors(target: Path, required_bytes: int | None) -> Iterator
     try:
         yield
     except OSError as error:
-        message = _sentence(error.errno, target, required_bytes)
+        message = _sentence(error.errno, target, required_bytes, advice)
         if message is None:
             raise
         raise RunError(message) from error
     except SafetensorError as error:
         # The Rust library flattens the operating system's error into its text.
         found = _OS_ERROR.search(str(error))
-        message = _sentence(int(found.group(1)), target, required_bytes) if found else None
+        message = _sentence(int(found.group(1)), target, required_bytes, advice) if found else None
         if message is None:
             raise
         raise RunError(message) from error
 
 
-def _sentence(code: int | None, target: Path, required_bytes: int | None) -> str | None:
+def _sentence(code: int | None, target: Path, required_bytes: int | None, advice: Advice) -> str | None:
     needed = "more space" if required_bytes is None else format_bytes(required_bytes)
     if code == errno.ENOSPC:
-        return f"no space left on device while writing {target}; free {needed} and run again with --resume."
+        return f"no space left on device while writing {target}; free {needed} and {advice.again}."
     if code == errno.EDQUOT:
-        return f"disk quota exceeded while writing {target}; free {needed} of it and run again with --resume."
+        return f"disk quota exceeded while writing {target}; free {needed} of it and {advice.again}."
     if code == errno.EROFS:
-        return f"{target} is on a read-only file system; make it writable and run again with --resume."
+        return f"{target} is on a read-only file system; make it writable and {advice.again}."
     if code == errno.EFBIG:
         return (
             f"a file in {target} grew beyond the size limit of the file system or of `ulimit -f`; "
-            "raise it or set a smaller --max-shard-size, and run again with --resume."
+            f"raise it or {advice.too_large}, and {advice.again}."
         )
     return None

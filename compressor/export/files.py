@@ -77,15 +77,16 @@ def finish_tree(folder: Path) -> None:
     """Give everything in `folder` the mode of new files and folders, and bring it to the disk.
 
     Libraries that write through private temporary files leave 0600, which a server under another
-    user cannot read. Links are left alone: a mode set through one lands on a file elsewhere.
+    user cannot read. Links, symbolic and hard ones, are left alone: a mode set through one lands on a file elsewhere.
     """
     file_mode, folder_mode = new_file_mode(folder), new_folder_mode(folder)
     for path in folder.rglob("*"):
-        kind = path.lstat().st_mode
+        status = path.lstat()
+        kind = status.st_mode
         if stat.S_ISDIR(kind):
             path.chmod(folder_mode)
             sync_folder(path)
-        elif stat.S_ISREG(kind):
+        elif stat.S_ISREG(kind) and status.st_nlink == 1:
             path.chmod(file_mode)
             sync_file(path)
     folder.chmod(folder_mode)

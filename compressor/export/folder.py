@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from compressor.errors import RequestError, RunError
+from compressor.export.advice import WITH_RESUME, Advice
 from compressor.export.disk import translate_write_errors
 from compressor.export.files import finish_tree, made_folders, sync_folder
 from compressor.export.interrupts import signals_ignored, termination_raises
@@ -26,12 +27,14 @@ from compressor.export.placement import check_placement, refuse_unusable
 class OutputFolder:
     """One run's output. Ask `check` before any work, hold `lock` during it, write inside `staged`.
 
-    A link is resolved once, here: the folder it leads to is what is written, and the link stays.
+    A link is resolved once, here: the folder it leads to is what is written, and the link stays. `advice` is what
+    messages may tell the user to do.
     """
 
-    def __init__(self, path: Path, overwrite: bool) -> None:
+    def __init__(self, path: Path, overwrite: bool, advice: Advice = WITH_RESUME) -> None:
         self._given = path
         self._overwrite = overwrite
+        self._advice = advice
         self.path = Path(os.path.realpath(path))
         self._partial = self.path.parent / f".{self.path.name}.partial-{os.getpid()}"
         self._replaced = self.path.parent / f".{self.path.name}.replaced-{os.getpid()}"
@@ -42,7 +45,7 @@ class OutputFolder:
         Raises:
             RequestError: the path cannot take an output folder, or is, holds or is inside `source`.
         """
-        check_placement(self._given, self.path, self._overwrite, source)
+        check_placement(self._given, self.path, self._overwrite, source, self._advice)
 
     @contextmanager
     def lock(self, lock_file: Path) -> Iterator[None]:
@@ -70,7 +73,8 @@ class OutputFolder:
             RunError: no space left; the output's path was taken meanwhile or cannot be renamed.
         """
         self.check(None)
-        with termination_raises(), translate_write_errors(self._given, None), made_folders(self.path.parent):
+        translated = translate_write_errors(self._given, None, self._advice)
+        with termination_raises(), translated, made_folders(self.path.parent):
             self._make_partial()
             try:
                 yield self._partial
@@ -90,7 +94,7 @@ class OutputFolder:
     def _publish(self) -> None:
         finish_tree(self._partial)
         try:
-            refuse_unusable(self.path, self._overwrite)
+            refuse_unusable(self.path, self._overwrite, self._advice)
             if self.path.exists() and any(self.path.iterdir()):
                 self.path.rename(self._replaced)
             self._partial.rename(self.path)
@@ -99,7 +103,7 @@ class OutputFolder:
         except OSError as error:
             raise RunError(
                 f"cannot rename {self._partial} to {self.path} ({error.strerror}); choose another output folder "
-                "and run again with --resume."
+                f"and {self._advice.again}."
             ) from error
         sync_folder(self.path.parent)
 

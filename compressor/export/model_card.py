@@ -14,6 +14,12 @@ _LIBRARY = "transformers"
 _FLA_TAG = "flash-linear-attention"
 _FRONT_MATTER = re.compile(r"---\n(.*?)\n---(?:\n|$)", re.DOTALL)
 _UNKNOWN = "not measured"
+# What stands for the checkpoint's place in the commands of engines, and the line of Python that names it.
+_PLACE = "MODEL"
+_PLACE_NOTE = f"{_PLACE} stands for the path of this folder, or its id on the Hub."
+_NAME_NOTE = "# the path of this folder, or its id on the Hub"
+_NAME_LINE = re.compile(rf"^name = \".*\"  {re.escape(_NAME_NOTE)}$", re.MULTILINE)
+_ENGINES = re.compile(r"^## Engines\n.*?(?=^## |\Z)", re.MULTILINE | re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -32,8 +38,9 @@ class ModelCardFacts:
     `base_name` is for readers, `base_model` the Hub id (None for a local folder). `ratio` is the share
     of key/query channels removed. `figures` are rows of name, base model, this model and difference; none
     where nothing was measured. `needs_fla` is for families whose classes flash-linear-attention
-    registers. `engine_notes` and `versions` (name, version) are printed one a line. `calibration_retrieval_share`
-    is the share of the calibration sequences that are retrieval prompts instead of text.
+    registers. `engine_notes` (`MODEL` in them is the checkpoint) and `versions` (name, version) are printed one a
+    line. `calibration_retrieval_share` is the share of the calibration sequences that are retrieval
+    prompts instead of text.
     """
 
     model_name: str
@@ -67,6 +74,7 @@ class ModelCardFacts:
     engine_notes: tuple[str, ...]
     versions: tuple[tuple[str, str], ...]
     calibration_retrieval_share: float = 0.0
+    loading_note: str = ""
 
 
 def read_license(source: Path) -> BaseLicense | None:
@@ -103,6 +111,17 @@ def render_model_card(facts: ModelCardFacts) -> str:
     ]
     metadata = yaml.safe_dump(_metadata(facts), sort_keys=False, allow_unicode=True)
     return f"---\n{metadata}---\n\n" + "\n\n".join(section for section in sections if section) + "\n"
+
+
+def card_of_repository(card: str, repo_id: str) -> str:
+    """The card with the Hub id in its load lines and engine commands; what an author changed there stays as it is."""
+    line = f"name = {json.dumps(repo_id)}  {_NAME_NOTE}"
+    card = _NAME_LINE.sub(lambda _: line, card)
+    return _ENGINES.sub(lambda match: _with_place(match.group(), repo_id), card)
+
+
+def _with_place(section: str, repo_id: str) -> str:
+    return re.sub(rf"\b{_PLACE}\b", repo_id, section.replace(f"{_PLACE_NOTE}\n\n", ""))
 
 
 def _metadata(facts: ModelCardFacts) -> dict[str, object]:
@@ -195,10 +214,11 @@ def _loading(facts: ModelCardFacts) -> str:
     lines += [
         "from transformers import AutoModelForCausalLM, AutoTokenizer",
         "",
-        f"name = {json.dumps(facts.model_name, ensure_ascii=False)}  # the path of this folder, or its id on the Hub",
+        f"name = {json.dumps(facts.model_name, ensure_ascii=False)}  {_NAME_NOTE}",
         f'model = AutoModelForCausalLM.from_pretrained(name, dtype="auto"{arguments})',
         f"tokenizer = AutoTokenizer.from_pretrained(name{arguments})",
         "```",
+        *(["", facts.loading_note] if facts.loading_note else []),
     ]
     return "\n".join(lines)
 
@@ -206,7 +226,9 @@ def _loading(facts: ModelCardFacts) -> str:
 def _engines(facts: ModelCardFacts) -> str:
     if not facts.engine_notes:
         return ""
-    return "\n".join(["## Engines", "", *(f"- {_line(note)}" for note in facts.engine_notes)])
+    notes = [_line(note) for note in facts.engine_notes]
+    places = [_PLACE_NOTE, ""] if any(_PLACE in note for note in notes) else []
+    return "\n".join(["## Engines", "", *places, *(f"- {note}" for note in notes)])
 
 
 def _limitations(facts: ModelCardFacts) -> str:
@@ -222,9 +244,19 @@ def _limitations(facts: ModelCardFacts) -> str:
             "- Perplexity does not see memory loss: a smaller state can forget what stands far back in the context "
             "while perplexity hardly moves. Measure retrieval on your own long inputs before you rely on it.",
             f"- {recovery}",
+            *_width_limitation(facts),
             "- Biases and failures of the base model remain.",
         ]
     )
+
+
+def _width_limitation(facts: ModelCardFacts) -> list[str]:
+    if facts.key_dim_after == facts.key_dim_before:
+        return []
+    return [
+        f"- Only keys and queries have {facts.key_dim_after} channels a head now, values as many as before: an engine "
+        "that takes one width for both, or a fixed list of widths, refuses the checkpoint or needs a flag."
+    ]
 
 
 def _reproduction(facts: ModelCardFacts) -> str:

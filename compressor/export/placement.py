@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
 from pathlib import Path
 
 from compressor.errors import RequestError
+from compressor.export.advice import WITH_RESUME, Advice
 from compressor.export.companions import CHAT_TEMPLATE_FOLDER
 from compressor.export.disk import nearest_existing
 
@@ -18,24 +20,30 @@ _KNOWN_FOLDERS = frozenset({CHAT_TEMPLATE_FOLDER, ".cache"})
 _MOUNTS = Path("/proc/self/mountinfo")
 
 
-def check_placement(given: Path, output: Path, overwrite: bool, source: Path | None) -> None:
+def check_placement(
+    given: Path, output: Path, overwrite: bool, source: Path | None, advice: Advice = WITH_RESUME
+) -> None:
     """Refuse what cannot end well: `given` as the user wrote it, `output` the same with links resolved.
 
     Raises:
-        RequestError: as the functions below, or a folder on the way cannot be read.
+        RequestError: as the functions below, or a folder on the way cannot be read or named.
     """
     try:
         refuse_dangling_link(given)
         if source is not None:
             refuse_source(output, source)
-        refuse_unusable(output, overwrite)
+        refuse_unusable(output, overwrite, advice)
     except PermissionError as error:
         raise RequestError(
             f"{error.filename} cannot be read by this user; change its mode or choose another output folder."
         ) from error
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        raise RequestError(f"a name in {output} is too long for its file system; choose a shorter one.") from error
 
 
-def refuse_unusable(output: Path, overwrite: bool) -> None:
+def refuse_unusable(output: Path, overwrite: bool, advice: Advice = WITH_RESUME) -> None:
     """Refuse `output`, links resolved, where a new folder could not be renamed to it.
 
     Raises:
@@ -44,7 +52,7 @@ def refuse_unusable(output: Path, overwrite: bool) -> None:
     """
     _refuse_long_name(output)
     if output.exists():
-        _refuse_existing(output, overwrite)
+        _refuse_existing(output, overwrite, advice)
     parent = nearest_existing(output.parent)
     if not parent.is_dir():
         raise RequestError(f"{parent} is a file, so {output} cannot be made in it; choose another output folder.")
@@ -89,7 +97,7 @@ def refuse_source(output: Path, source: Path) -> None:
         raise RequestError(f"the output folder {output} holds files of the source {source}; choose another.")
 
 
-def _refuse_existing(output: Path, overwrite: bool) -> None:
+def _refuse_existing(output: Path, overwrite: bool, advice: Advice) -> None:
     if not output.is_dir():
         raise RequestError(f"the output folder {output} is a file; choose another.")
     working = Path.cwd()
@@ -103,7 +111,7 @@ def _refuse_existing(output: Path, overwrite: bool) -> None:
         )
     entries = sorted(output.iterdir())
     if entries and not overwrite:
-        raise RequestError(f"the output folder {output} exists and is not empty; pass --overwrite or choose another.")
+        raise RequestError(f"the output folder {output} exists and is not empty; {advice.taken}.")
     if entries:
         _refuse_foreign(output, entries)
         _refuse_unwritable(output)

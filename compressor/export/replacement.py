@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ _LENGTH_BYTES = 8
 def replace_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     """Overwrite `tensors` in the safetensors files of `folder`, which no one else may be reading.
 
+    A file that has another name too, as --link leaves them, is copied first: the bytes under that name stay.
+
     Raises:
         RunError: the folder has no tensor of that name, or has it in another shape or dtype; nothing was written.
     """
@@ -26,12 +29,20 @@ def replace_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     for name, tensor in tensors.items():
         _require_same_kind(folder, name, entries.get(name), tensor)
     for file in sorted({entries[name].file for name in tensors}):
+        _take_from_other_names(file)
         starts = _starts(file)
         with file.open("r+b") as stream:
             for name, tensor in tensors.items():
                 if entries[name].file == file:
                     stream.seek(starts[name])
                     stream.write(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+
+
+def _take_from_other_names(file: Path) -> None:
+    if file.stat().st_nlink > 1:
+        copy = file.with_name(f".{file.name}.copy")
+        shutil.copyfile(file, copy)
+        copy.replace(file)
 
 
 def _require_same_kind(folder: Path, name: str, entry: TensorEntry | None, tensor: Tensor) -> None:

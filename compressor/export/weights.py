@@ -41,6 +41,14 @@ class OutputTensor:
 
 
 @dataclass(frozen=True)
+class ReadyFile:
+    """A safetensors file that exists: its tensors, whose `load` is not called, and how to put it at a path."""
+
+    tensors: tuple[OutputTensor, ...]
+    place: Callable[[Path], None]
+
+
+@dataclass(frozen=True)
 class WeightFiles:
     """What `write_weights` wrote: file names, and the sums over all tensors. `index` is None for a single file."""
 
@@ -64,22 +72,32 @@ def plan_shards(tensors: Sequence[OutputTensor], max_shard_bytes: int) -> tuple[
 
 
 def write_weights(
-    tensors: Sequence[OutputTensor], folder: Path, max_shard_bytes: int, advance: Callable[[int], None] | None
+    tensors: Sequence[OutputTensor],
+    folder: Path,
+    max_shard_bytes: int,
+    advance: Callable[[int], None] | None,
+    ready: Sequence[ReadyFile] = (),
 ) -> WeightFiles:
-    """Write `tensors` into `folder` as safetensors, with an index when there are several shards.
+    """Write `tensors` into `folder` as safetensors, with an index when there are several files.
 
-    At most one shard of tensors is in memory. `advance` gets the bytes of each tensor as it is loaded.
+    At most one shard of tensors is in memory. `advance` gets the bytes of each tensor as it is loaded. Files that are
+    `ready` come first.
 
     Raises:
         RunError: no tensors, a name twice, a tensor that is not what was promised, no space left.
     """
-    _refuse_bad_names(tensors)
-    shards = plan_shards(tensors, max_shard_bytes)
+    everything = [*(tensor for file in ready for tensor in file.tensors), *tensors]
+    _refuse_bad_names(everything)
+    shards = (*(file.tensors for file in ready), *plan_shards(tensors, max_shard_bytes))
     names = _file_names(len(shards))
-    total_size = sum(tensor.num_bytes for tensor in tensors)
-    total_parameters = sum(tensor.num_elements for tensor in tensors)
+    total_size = sum(tensor.num_bytes for tensor in everything)
+    total_parameters = sum(tensor.num_elements for tensor in everything)
     with translate_write_errors(folder, total_size):
-        for name, shard in zip(names, shards, strict=True):
+        for name, file in zip(names, ready, strict=False):
+            file.place(folder / name)
+            if advance is not None:
+                advance(sum(tensor.num_bytes for tensor in file.tensors))
+        for name, shard in list(zip(names, shards, strict=True))[len(ready) :]:
             _write_shard(shard, folder / name, advance)
         if len(shards) > 1:
             weight_map = {t.name: name for name, shard in zip(names, shards, strict=True) for t in shard}

@@ -229,7 +229,7 @@ class _Run:
             self._masked,
             used,
             kept,
-            settings.output_scale(kept.shape[-1], self._keep, width, self._epsilon_scaled),
+            self._output_scale(settings.scale_width(self._keep, width)),
             self._sampling,
             self._generator,
             self._all_reduce,
@@ -247,9 +247,14 @@ class _Run:
         first, self._first_batch = self._first_batch, (self._first_batch + count) % len(self._batches)
         return [self._batches[(first + offset) % len(self._batches)] for offset in range(count)]
 
+    def _output_scale(self, width: int) -> float:
+        """What a checkpoint of `width` multiplies mixer outputs by; see `MaskedChannels`."""
+        if self._epsilon_scaled:
+            return 1.0
+        return self._masked.architecture.output_scale(self._masked.shape[2], width)
+
     def _measured(self, kept: Tensor) -> float:
-        scale = self._settings.output_scale(kept.shape[-1], self._keep, self._keep, self._epsilon_scaled)
-        kl = masked_divergence(self._masked, self._batches, kept, scale, self._all_reduce)
+        kl = masked_divergence(self._masked, self._batches, kept, self._output_scale(self._keep), self._all_reduce)
         self.passes += 2
         self._on_progress(2.0)
         return kl

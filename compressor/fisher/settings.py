@@ -64,8 +64,6 @@ class FisherSettings:
         if not math.isfinite(self.linear_weight):
             raise RequestError(f"linear_weight is {self.linear_weight} and must be finite; 0.5 is the default.")
 
-    def output_scale(self, head_k_dim: int, keep: int, width: int, epsilon_scaled: bool) -> float:
-        """What a model of `width` multiplies mixer outputs by on its way to `keep`; see `MaskedChannels`."""
-        if epsilon_scaled:
-            return 1.0
-        return math.sqrt(head_k_dim / (keep if self.scale_schedule == "exported" else width))
+    def scale_width(self, keep: int, width: int) -> int:
+        """The width whose scale a model of `width` on its way to `keep` is looked at with."""
+        return keep if self.scale_schedule == "exported" else width

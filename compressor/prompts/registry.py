@@ -41,6 +41,8 @@ _FORMS: dict[str, Callable[[str, TextHaystack], Task]] = {
     "completion": lambda name, text: CompletionTask(),
 }
 
+_LM_EVAL = "; a task of lm-eval is written lm_eval:NAME"
+
 _NUMBER = "(0|[1-9][0-9]{0,8})"
 # Forms with numbers in their names: what to write, the pattern, least and greatest of each number, the task. A number
 # has one spelling, so that a form has one name.
@@ -72,8 +74,9 @@ def task_patterns() -> dict[str, tuple[tuple[int, int], ...]]:
     return {written: limits for written, _, limits, _ in _NUMBERED}
 
 
-def find_task(name: str, haystack: str | None = None) -> Task:
-    """The form of that name. `haystack` is the text that text haystacks are cut from, in place of the bundled one.
+def find_task(name: str, haystack: str | None = None, further: str = _LM_EVAL) -> Task:
+    """The form of that name. `haystack` is the text that text haystacks are cut from, in place of the bundled one;
+    `further` ends the sentence on an unknown name with what else the caller takes.
 
     Raises:
         RequestError: there is no such form, or a number in its name is outside its limits.
@@ -88,8 +91,7 @@ def find_task(name: str, haystack: str | None = None) -> Task:
             return build(name, numbers)
     known = [*_FORMS, *task_patterns()]
     raise RequestError(
-        f'unknown task "{name}"; did you mean {_nearest(name, known)}? Known are {", ".join(known)}; a task of lm-eval '
-        "is written lm_eval:NAME."
+        f'unknown task "{name}"; did you mean {_nearest(name, known)}? Known are {", ".join(known)}{further}.'
     )
 
 

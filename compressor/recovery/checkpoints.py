@@ -13,7 +13,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,9 @@ from compressor.recovery.log import StepRecord
 from compressor.recovery.settings import Identity
 
 KEPT = 2
+
+RUN_KEY = "run_key"
+"""In an identity, what no reader can make anything of: a hash of the models and the text."""
 
 _NAME = re.compile(r"checkpoint-([0-9]+)")
 _PARTIAL_NAME = re.compile(r"\.checkpoint-[0-9]+\.partial")
@@ -134,6 +137,36 @@ def newest_checkpoint(
     return None
 
 
+def refuse_without_resume(folder: Path, resume: bool) -> None:
+    """Refuse to begin where an earlier run left checkpoints.
+
+    Raises:
+        RequestError: there are some in `folder`, and `resume` is false.
+    """
+    present = checkpoints_in(folder)
+    if present and not resume:
+        raise RequestError(
+            f"{present[0]} is left of an earlier run; give --resume to go on with it, or remove {folder} to begin anew."
+        )
+
+
+def refuse_other_settings(folder: Path, settings: Identity) -> None:
+    """Refuse by the settings alone, which need no model, what `newest_checkpoint` would refuse.
+
+    Raises:
+        RequestError: the newest checkpoint that tells its settings has others.
+    """
+    for path in checkpoints_in(folder):
+        try:
+            there: Identity = dict(_read_state(path)["identity"])
+        except _UNREADABLE:
+            continue
+        differing = _differing(sorted(settings), there, settings)
+        if differing:
+            raise _another_run(path, differing)
+        return
+
+
 def checkpoints_in(folder: Path) -> list[Path]:
     """Newest first."""
     if not folder.is_dir():
@@ -162,29 +195,44 @@ def settle_leftovers(folder: Path, unreadable: list[Path]) -> None:
             ) from error
 
 
-def _read(path: Path) -> Checkpoint:
+def _read_state(path: Path) -> dict[str, Any]:
     state: dict[str, Any] = json.loads((path / _STATE).read_text(encoding="utf-8"))
     if state["schema"] != _SCHEMA:
         raise ValueError(f"schema {state['schema']}")
+    return state
+
+
+def _read(path: Path) -> Checkpoint:
+    state = _read_state(path)
     record = StepRecord(**state["record"])
     return Checkpoint(path, dict(state["identity"]), record, load_file(path / _TENSORS), load_file(path / _MOMENTS))
 
 
 def _refuse_another_run(checkpoint: Checkpoint, identity: Identity, trainable: Mapping[str, nn.Parameter]) -> None:
-    names = sorted({*identity, *checkpoint.identity})
-    differing = [
-        f"{name} {checkpoint.identity.get(name)} there and {identity.get(name)} here"
-        for name in names
-        if checkpoint.identity.get(name) != identity.get(name)
-    ]
+    names = {*identity, *checkpoint.identity} - {RUN_KEY}
+    differing = _differing(sorted(names), checkpoint.identity, identity)
+    # Settings that differ are the reason for what follows.
+    if not differing and checkpoint.identity.get(RUN_KEY) != identity.get(RUN_KEY):
+        differing.append("the models, the text or what was done before the training")
     shapes = {name: (tensor.shape, tensor.dtype) for name, tensor in checkpoint.tensors.items()}
-    if shapes != {name: (parameter.shape, parameter.dtype) for name, parameter in trainable.items()}:
+    if not differing and shapes != {name: (parameter.shape, parameter.dtype) for name, parameter in trainable.items()}:
         differing.append("the trained tensors")
     if differing:
-        raise RequestError(
-            f"{checkpoint.path} belongs to another run, which differs in {', '.join(differing)}; resume with what that "
-            "run was given, or remove its folder and run again without --resume."
-        )
+        raise _another_run(checkpoint.path, differing)
+
+
+def _differing(names: Sequence[str], there: Identity, here: Identity) -> list[str]:
+    """What differs, in words; a setting that one of the two runs does not have is told only where no other differs."""
+    differing = [name for name in names if there.get(name) != here.get(name)]
+    of_both = [name for name in differing if name in there and name in here]
+    return [f"{name} {there.get(name)} there and {here.get(name)} here" for name in of_both or differing]
+
+
+def _another_run(path: Path, differing: Sequence[str]) -> RequestError:
+    return RequestError(
+        f"{path} belongs to another run, which differs in {', '.join(differing)}; resume with what that run was given, "
+        "or remove its folder and run again without --resume."
+    )
 
 
 def _failure(folder: Path, path: Path, error: OSError | SafetensorError) -> str:

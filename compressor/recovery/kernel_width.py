@@ -24,4 +24,5 @@ def at_trusted_width(
     width = mixers[0].head_k_dim
     if device.type != "cuda" or width >= TRUSTED_WIDTH:
         return nullcontext()
-    return architecture.tapped(model, mixers, PaddedChannels(width, TRUSTED_WIDTH))
+    scale = architecture.output_scale(TRUSTED_WIDTH, width)
+    return architecture.tapped(model, mixers, PaddedChannels(width, TRUSTED_WIDTH, scale))

@@ -213,7 +213,7 @@ def _inputs_and_targets(pair: RefitPair, mixer: Mixer, batch: Batch) -> tuple[Te
     )
     targets = outputs.float().to(inputs.device)
     for unpruned, pruned in zip(before, after, strict=True):
-        targets = targets + (unpruned.float().to(inputs.device) - pruned.float())
+        targets = targets + (unpruned.float().to(inputs.device) - pruned.float().to(inputs.device))
     return inputs, targets
 
 

@@ -21,8 +21,7 @@ from torch.optim import AdamW
 from transformers import PreTrainedModel
 
 from compressor.architectures.base import Architecture, Mixer
-from compressor.errors import RequestError
-from compressor.recovery.checkpoints import checkpoints_in, newest_checkpoint, settle_leftovers
+from compressor.recovery.checkpoints import RUN_KEY, newest_checkpoint, refuse_without_resume, settle_leftovers
 from compressor.recovery.kernel_width import at_trusted_width
 from compressor.recovery.log import StepRecord
 from compressor.recovery.loop import Batches, Evaluate, TrainingLoop
@@ -65,6 +64,7 @@ def train(
     *,
     run_key: str,
     on_note: Callable[[str], None],
+    decided: Identity | None = None,
 ) -> TrainingResult:
     """Train `trainable` in place; the student is left in evaluation mode, without gradients.
 
@@ -74,7 +74,7 @@ def train(
     sentence) in the main process alone.
 
     With `resume` the newest checkpoint in `work_folder` that can be read is gone on from, if there is one. `run_key`
-    tells runs of other models or data apart.
+    tells runs of other models or data apart, and `decided` those of other settings than `settings` has, by name.
 
     Raises:
         RequestError: settings that do not fit together, checkpoints of another run, or some without `resume`.
@@ -82,7 +82,7 @@ def train(
         ValueError: `trainable` or a batch is not as described.
     """
     _check_request(settings, architecture.decoder(student_model), trainable, teacher, accelerator)
-    identity = settings.identity() | {"run_key": run_key, "teacher": teacher is not None}
+    identity = settings.identity() | (decided or {}) | {RUN_KEY: run_key, "teacher": teacher is not None}
     optimizer = _optimizer(trainable, settings)
     record = _resumed(work_folder, resume, identity, trainable, optimizer, accelerator, on_note)
     loop = TrainingLoop(
@@ -155,11 +155,7 @@ def _resumed(
     on_note: Callable[[str], None],
 ) -> StepRecord | None:
     """Put the newest checkpoint's state back; the record of its step, None for a run that begins."""
-    present = checkpoints_in(folder)
-    if present and not resume:
-        raise RequestError(
-            f"{present[0]} is left of an earlier run; give --resume to go on with it, or remove {folder} to begin anew."
-        )
+    refuse_without_resume(folder, resume)
     unreadable: list[Path] = []
     checkpoint = newest_checkpoint(folder, identity, trainable, unreadable.append)
     record = None if checkpoint is None else checkpoint.record

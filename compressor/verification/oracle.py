@@ -10,7 +10,7 @@ import argparse
 import json
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from compressor.architectures.base import Architecture
 from compressor.architectures.masking import MaskedChannels
-from compressor.architectures.registry import find_architecture
+from compressor.architectures.registry import architecture_of
 from compressor.artifacts import Selection
 from compressor.checkpoint.config_file import CONFIG_FILE, read_config
 from compressor.checkpoint.headers import read_headers, read_tensor
@@ -41,7 +41,7 @@ def main() -> None:
     arguments = parser.parse_args()
     tokens = torch.tensor(json.loads(arguments.tokens.read_text()), dtype=torch.int64)
     raw_config = read_config(arguments.folder / CONFIG_FILE)
-    architecture = find_architecture(raw_config["model_type"])
+    architecture = architecture_of(raw_config)
     expected = difference = error = None
     if arguments.original is not None:
         selection = Selection.from_json(json.loads((arguments.folder / "selection.json").read_text()))
@@ -79,11 +79,12 @@ def masked_logits(
     A scaled epsilon also reaches the norms that share its field. They get it here too, so that what
     remains is the cut; that they barely move is what the norm check of calibration refuses otherwise.
     """
-    factor = selection.head_k_dim / selection.width
-    tap = MaskedChannels(selection.kept, selection.head_k_dim, 1.0 if scaled else math.sqrt(factor))
+    output_scale = architecture.output_scale(selection.head_k_dim, selection.width)
+    tap = MaskedChannels(selection.kept, selection.head_k_dim, 1.0 if scaled else output_scale)
     mixers = architecture.mixers(original.config, list(original.state_dict()))
-    shared = architecture.norm_epsilon(original.config) * (factor if scaled else 1.0)
-    with _shared_norm_epsilon(architecture, original, shared), architecture.tapped(original, mixers, tap):
+    shared = architecture.norm_epsilon(original.config) * output_scale**2
+    norms = _shared_norm_epsilon(architecture, original, shared) if scaled else nullcontext()
+    with norms, architecture.tapped(original, mixers, tap):
         return next_token_logits(original, tokens)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from compressor.architectures.base import Mixer
-from compressor.architectures.registry import find_architecture
+from compressor.architectures.registry import architecture_of
 from compressor.artifacts import Selection
 from compressor.calibration.text import TextSource, open_documents
 from compressor.calibration.tokenizer import load_tokenizer
@@ -41,7 +41,7 @@ def verify(folder: Path, original: str | None = None, device: str = "auto") -> V
     compression = read_compression(folder)
     if compression is None:
         raise RequestError(f"{folder} has no readable compression.json; give a folder that compress wrote.")
-    architecture = find_architecture(checkpoint.model_type)
+    architecture = architecture_of(checkpoint.raw_config)
     _refuse_wrong_selection(folder, architecture.mixers(architecture.load_config(folder), ()))
     found, missing = _find_original(folder, original, compression)
     tokenizer = load_tokenizer(folder, trust_remote_code=False)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from compressor.architectures.base import RecurrenceTap
+from compressor.architectures.base import Mixer, RecurrenceTap
 from compressor.artifacts import CalibrationProgress, CalibrationStatistics
 from compressor.calibration.inputs import InputAccumulator, sum_of_squares
 from compressor.calibration.run import calibrate
@@ -50,8 +50,10 @@ def activations_from_weights(tiny: TinyCheckpoint, hidden: dict[int, Tensor], la
     mixer = next(mixer for mixer in tiny.mixers if mixer.layer == layer)
     weights = {name: value.double() for name, value in tiny.model.get_submodule(mixer.module).state_dict().items()}
     width = mixer.num_k_heads * mixer.head_k_dim
-    if "in_proj_qkv.weight" in weights:
-        projected = hidden[layer] @ weights["in_proj_qkv.weight"][: 2 * width].T
+    if "in_proj.weight" in weights:
+        query, key = mamba2_query_and_key(hidden[layer], weights, width, mixer.num_v_heads)
+    elif "conv1d.weight" in weights:
+        projected = hidden[layer] @ query_and_key_rows(mixer, weights).T
         convolved = short_convolution(projected, weights["conv1d.weight"][: 2 * width])
         query, key = functional.silu(convolved).split(width, -1)
     else:
@@ -64,7 +66,32 @@ def activations_from_weights(tiny: TinyCheckpoint, hidden: dict[int, Tensor], la
         activation["elu"] = lambda x: functional.elu(x) + 1
         name = tiny.raw_config.get("qk_activation", "silu")
         query, key = activation[name](query), activation[name](key)
-    return query.unflatten(-1, (mixer.num_k_heads, -1)), key.unflatten(-1, (mixer.num_k_heads, -1))
+    keys = key.unflatten(-1, (-1, mixer.num_k_heads, mixer.head_k_dim))  # DeltaProduct has several a token
+    return query.unflatten(-1, (mixer.num_k_heads, -1)), keys.flatten(0, 1)
+
+
+def mamba2_query_and_key(
+    hidden: Tensor, weights: dict[str, Tensor], width: int, value_heads: int
+) -> tuple[Tensor, Tensor]:
+    """C and B: in `in_proj` before the step sizes, in the convolution at the end."""
+    zeros = torch.zeros(2 * width + value_heads)
+    rows = slice(-2 * width - value_heads, -value_heads)
+    projected = hidden @ weights["in_proj.weight"][rows].T + weights.get("in_proj.bias", zeros)[rows]
+    convolved = short_convolution(projected, weights["conv1d.weight"][-2 * width :])
+    key, query = functional.silu(convolved + weights.get("conv1d.bias", zeros)[-2 * width :]).split(width, -1)
+    return query, key
+
+
+def query_and_key_rows(mixer: Mixer, weights: dict[str, Tensor]) -> Tensor:
+    """Of one projection: all query heads, then all key heads, [2 H d, hidden]."""
+    width = mixer.num_k_heads * mixer.head_k_dim
+    if "in_proj_qkv.weight" in weights:
+        return weights["in_proj_qkv.weight"][: 2 * width]
+    if "q_proj.weight" in weights:
+        return torch.cat([weights["q_proj.weight"], weights["k_proj.weight"]])
+    shares = weights["in_proj_qkvz.weight"].chunk(mixer.num_k_heads)  # a key head's query, key, values and gates
+    parts = [share.split(mixer.head_k_dim)[:2] for share in shares]
+    return torch.cat([query for query, _ in parts] + [key for _, key in parts])
 
 
 def short_convolution(x: Tensor, weight: Tensor) -> Tensor:
@@ -81,8 +108,8 @@ def mixer_inputs(tiny: TinyCheckpoint, sequence: Tensor) -> dict[int, Tensor]:
     for mixer in tiny.mixers:
         module = tiny.model.get_submodule(mixer.module)
 
-        def hook(_: object, __: object, kwargs: dict[str, Tensor], layer: int = mixer.layer) -> None:
-            seen[layer] = kwargs["hidden_states"][0].double()
+        def hook(_: object, args: tuple[Tensor, ...], kwargs: dict[str, Tensor], layer: int = mixer.layer) -> None:
+            seen[layer] = (args[0] if args else kwargs["hidden_states"])[0].double()
 
         handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
     with torch.inference_mode():
@@ -114,7 +141,8 @@ def test_every_layer_is_captured_before_normalisation(name: str, length: int, tm
 
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize(
-    "name", ["gated_deltanet", "delta_net", "delta_net_sum_norm", "gated_deltanet_hybrid", "q35", "qw"]
+    "name",
+    ["gated_deltanet", "delta_net", "delta_net_sum_norm", "gated_deltanet_hybrid", "gated_deltaproduct", "q35", "qw"],
 )
 def test_padding_enters_no_statistic(name: str, side: str, tmp_path: Path) -> None:
     tiny = tiny_checkpoint(name, tmp_path)

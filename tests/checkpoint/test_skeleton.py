@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import time
 import tracemalloc
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +19,10 @@ from compressor.errors import RequestError
 from tests.tiny_models import VARIANTS, read_weights, save_tiny, stock_model_class, write_weights
 
 Tensors = dict[str, torch.Tensor]
+# Names that published files have and the stock class has not.
+PUBLISHED: defaultdict[str, Callable[[str], bool]] = defaultdict(lambda: lambda key: False)
+PUBLISHED |= {name: lambda key: ".experts." in key for name in VARIANTS if name.endswith("_experts")}
+PUBLISHED["oh_parts"] = lambda key: "_conv1d." in key or "_layer_norm." in key
 FAMILIES = ["gated_deltanet", "gated_deltanet_tied", "delta_net", "delta_net_gate", "q35", "qw", "m2"]
 BUILT_WITHOUT_CONVOLUTION = "ignore:ShortConvolution is crucial:UserWarning"
 pytestmark = pytest.mark.filterwarnings(BUILT_WITHOUT_CONVOLUTION)
@@ -40,12 +45,12 @@ def refusal(name: str, folder: Path) -> str:
     return message
 
 
-@pytest.mark.parametrize("name", [name for name in VARIANTS if name != "gated_deltanet_hybrid"])
+@pytest.mark.parametrize("name", [name for name in VARIANTS if not name.endswith("hybrid")])
 def test_what_stock_saved_fits(tmp_path: Path, name: str) -> None:
     names = compare(name, save_tiny(name, tmp_path))
     assert names.keys() == read_weights(tmp_path).keys()
     if name != "nh":  # its checkpoints call the decoder `backbone`, transformers calls it `model`
-        assert all(key == value for key, value in names.items())
+        assert {key for key, value in names.items() if key != value} == {key for key in names if PUBLISHED[name](key)}
 
 
 def drop_last(tensors: Tensors) -> Tensors:

@@ -95,7 +95,7 @@ def test_agreement_on_the_bundled_model(demo_model: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["gdn-28m", "deltanet-14m", "qwen35-18m"])
+@pytest.mark.parametrize("name", ["gdn-28m", "deltanet-14m", "deltaproduct-14m", "qwen35-18m"])
 def test_agreement_on_larger_models(name: str, shared_models: Path) -> None:
     check_agreement(shared_models / name)
 

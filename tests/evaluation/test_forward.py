@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from compressor.errors import RequestError, RunError
 from compressor.evaluation import forward
 from compressor.evaluation.forward import forward_tokens
-from compressor.reference.backend import enable_for_fla, enable_for_qwen3_5
+from compressor.reference.backend import enable_for_fla, enable_for_transformers
 from tests.families import tiny_checkpoint, tiny_tokens
 from tests.tiny_models import VARIANTS, tiny_model
 
@@ -27,7 +27,8 @@ def ragged_sequences() -> list[Tensor]:
 def runnable_model(name: str, seed: int = 0) -> PreTrainedModel:
     """A tiny model whose kernels run on a CPU; softmax layers too."""
     enable_for_fla()
-    enable_for_qwen3_5()
+    for family in ("qwen3_5", "qwen3_5_moe", "qwen3_next", "olmo_hybrid"):
+        enable_for_transformers(f"transformers.models.{family}.modeling_{family}")
     model = tiny_model(name, seed=seed)
     assert isinstance(model, PreTrainedModel)
     return model

@@ -9,7 +9,13 @@ import torch
 import yaml
 from huggingface_hub import ModelCard
 
-from compressor.export.model_card import BaseLicense, ModelCardFacts, read_license, render_model_card
+from compressor.export.model_card import (
+    BaseLicense,
+    ModelCardFacts,
+    card_of_repository,
+    read_license,
+    render_model_card,
+)
 from tests.tiny_models import save_tiny, save_tiny_tokenizer
 
 FACTS = ModelCardFacts(
@@ -168,6 +174,24 @@ def test_the_load_lines_load_an_fla_family(demo_model: Path) -> None:
     assert next(model.parameters()).dtype == torch.bfloat16
 
 
+def test_the_card_of_a_repository_names_it() -> None:
+    notes = ("vLLM: runs (x; source): `vllm serve MODEL`", "llama.cpp: refused (MODEL_X; source)")
+    local = render_model_card(dataclasses.replace(FACTS, engine_notes=notes, model_name='a "b" MODEL'))
+    assert "MODEL stands for the path of this folder, or its id on the Hub.\n\n- vLLM" in local
+    card = card_of_repository(local, "someone/half")
+    assert 'name = "someone/half"  # the path of this folder, or its id on the Hub\n' in card
+    assert "## Engines\n\n- vLLM: runs (x; source): `vllm serve someone/half`\n- llama.cpp: refused (MODEL_X" in card
+    assert '# a "b" MODEL\n' in card
+    assert card_of_repository(card, "someone/half") == card
+    written = "# Mine\n\nname = my_model\n\n```bash\nvllm serve MODEL\n```\n"
+    assert card_of_repository(written, "someone/half") == written
+
+
+def test_the_limitation_of_a_key_only_cut() -> None:
+    assert "Only keys and queries have 64 channels a head now" in render_model_card(FACTS)
+    assert "Only keys and queries" not in render_model_card(dataclasses.replace(FACTS, key_dim_after=128))
+
+
 def test_remote_code_is_asked_for_in_both_lines() -> None:
     block = python_block(render_model_card(dataclasses.replace(FACTS, trust_remote_code=True)))
     assert block.count("trust_remote_code=True") == 2
@@ -208,3 +232,10 @@ def test_our_own_card_passes_the_licence_on(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text(render_model_card(dataclasses.replace(FACTS, license=licence)))
     assert read_license(tmp_path) == licence
     assert yaml.safe_load((tmp_path / "README.md").read_text().split("---")[1])["license_name"] == "name: with colon"
+
+
+def test_what_is_special_about_loading_stands_under_the_code() -> None:
+    note = "Load it where `fla` is not imported."
+    card = render_model_card(dataclasses.replace(FACTS, loading_note=note))
+    assert f"```\n\n{note}\n\n## " in card
+    assert note not in render_model_card(FACTS)

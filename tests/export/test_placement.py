@@ -72,6 +72,12 @@ def test_a_name_that_leaves_no_room(tmp_path: Path) -> None:
     )
 
 
+def test_a_name_above_it_that_is_too_long(tmp_path: Path) -> None:
+    assert refusal(tmp_path / ("a" * 300) / "out") == (
+        f"a name in {tmp_path}/{'a' * 300}/out is too long for its file system; choose a shorter one."
+    )
+
+
 def test_overwrite_spares_folders_that_are_no_models(tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()

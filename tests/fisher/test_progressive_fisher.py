@@ -101,9 +101,8 @@ def test_each_stage_is_the_greedy_choice_of_its_own_statistics(epsilon_scaled: b
 
 def test_scales_are_those_of_the_export_or_of_the_stage() -> None:
     exported, stage = FisherSettings(), FisherSettings(scale_schedule="stage")
-    assert exported.output_scale(128, 32, 64, epsilon_scaled=False) == 2.0
-    assert stage.output_scale(128, 32, 64, epsilon_scaled=False) == math.sqrt(2)
-    assert exported.output_scale(128, 32, 64, epsilon_scaled=True) == 1.0
+    assert exported.scale_width(32, 64) == 32
+    assert stage.scale_width(32, 64) == 64
 
 
 def test_the_same_arguments_give_the_same_choice_and_leave_the_model(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ def test_padding_changes_nothing(name: str, tmp_path: Path) -> None:
     tiny = tiny_checkpoint(name, tmp_path)
     expected = loss_and_gradients(tiny)
     width = tiny.mixers[0].head_k_dim
+    scale = tiny.architecture.output_scale(width + 9, width)
     seen = []
 
     class Seeing(PaddedChannels):
@@ -38,7 +39,7 @@ def test_padding_changes_nothing(name: str, tmp_path: Path) -> None:
             seen.append(padded.shape[-1])
             return padded
 
-    with tiny.architecture.tapped(tiny.model, tiny.mixers, Seeing(width, width + 9)):
+    with tiny.architecture.tapped(tiny.model, tiny.mixers, Seeing(width, width + 9, scale)):
         actual = loss_and_gradients(tiny)
     assert set(seen) == {width + 9}
     for key, value in expected.items():
@@ -57,7 +58,7 @@ def test_only_narrow_recurrences_on_a_gpu_are_padded(device: str, width: int, pa
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("width", [16, 32, 48, 64, 96, 128])
-@pytest.mark.parametrize("name", ["gated_deltanet", "delta_net", "q35"])
+@pytest.mark.parametrize("name", ["gated_deltanet", "gated_deltaproduct", "delta_net", "q35"])
 def test_gradients_on_a_gpu_are_those_of_plain_torch(name: str, width: int, tmp_path: Path) -> None:
     """At every width that a cut may leave; kernels tuned into a wrong variant have given others.
 
@@ -65,6 +66,7 @@ def test_gradients_on_a_gpu_are_those_of_plain_torch(name: str, width: int, tmp_
     """
     overrides = {
         "gated_deltanet": {"hidden_size": 128, "head_dim": 128},
+        "gated_deltaproduct": {"hidden_size": 128, "head_dim": 128},
         "delta_net": {"hidden_size": 128, "expand_k": 2.0, "expand_v": 2.0, "num_heads": 2},
         "q35": {"hidden_size": 128, "linear_key_head_dim": 128, "linear_value_head_dim": 128},
     }[name]

@@ -52,7 +52,7 @@ def test_no_checkpoint_that_can_be_read(dropout_models: Path, tmp_path: Path) ->
     [
         ({"settings": replace(SAVING, learning_rate=1e-2)}, "learning_rate 0.005 there and 0.01 here"),
         ({"settings": replace(SAVING, steps=12, seed=3)}, "seed 0 there and 3 here, steps 10 there and 12 here"),
-        ({"run_key": "other"}, "run_key tiny there and other here"),
+        ({"run_key": "other"}, "the models, the text or what was done before the training"),
         ({"teacher": False}, "teacher True there and False here"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import pytest
 
@@ -11,21 +12,55 @@ from compressor.errors import RequestError
 from compressor.selection.registry import (
     ENTRIES,
     build_selector,
+    candidate_methods,
     check_selector,
     get_selector_entry,
     index_entries,
     method_names,
+    selector_names,
+    statistics_read,
 )
 from compressor.selection.request import Scoring
 
 
 def test_every_entry_names_a_selector_and_its_paper() -> None:
-    assert {"drrqr", "l1", "energy", "s-wanda", "gradient", "random"} <= set(method_names())
+    assert {"drrqr", "l1", "energy", "s-wanda", "gradient", "ghost", "random"} <= set(selector_names())
+    assert {"fisher", "auto"} == set(method_names()) - set(selector_names())
     for entry in ENTRIES:
-        selector = build_selector(entry.name, "qk", 1.5)
-        assert (type(selector).__module__, type(selector).__name__) == (entry.module, entry.class_name)
+        if entry.class_name is not None:
+            selector = build_selector(entry.name, "qk", 1.5)
+            assert (type(selector).__module__, type(selector).__name__) == (entry.module, entry.class_name)
+        else:
+            assert find_spec(entry.module) is not None
         assert entry.paper.startswith("https://arxiv.org/abs/")
         assert entry.description
+
+
+def test_auto_reads_what_its_candidates_read() -> None:
+    assert candidate_methods("fisher") == ("fisher",)
+    assert candidate_methods("auto") == ("drrqr", "energy", "fisher")
+    assert statistics_read("auto") == {"energy"}
+    assert statistics_read("fisher") == frozenset()
+
+
+@pytest.mark.parametrize("name", ["fisher", "auto"])
+def test_a_method_that_runs_the_model_chooses_nothing_from_statistics(name: str) -> None:
+    with pytest.raises(RequestError, match=f"The method {name} runs the model and chooses nothing from statistics"):
+        build_selector(name, "qk", 1.5)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("fisher", "which masks a channel of keys and queries at once"),
+        ("auto", "which tries methods that have none"),
+        ("ghost", "which multiplies what keys write by what queries read"),
+    ],
+)
+def test_scoring_of_a_method_without_one_is_refused(name: str, reason: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        check_selector(name, "q", 1.5)
+    assert str(caught.value) == f"Scoring 'q' means nothing to the method {name}, {reason}; leave it at 'qk'."
 
 
 def test_parameters_are_stored() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from compressor.errors import RequestError
 from compressor.selection.base import HeadStatistics
-from compressor.selection.registry import build_selector, get_selector_entry, method_names
+from compressor.selection.registry import build_selector, get_selector_entry, selector_names
 from compressor.selection.request import Scoring, Statistic
 from tests.selection import oracle
 from tests.selection.matrices import correlated, gaussian, generator, gram
@@ -94,6 +94,20 @@ def test_a_method_whose_statistics_were_not_collected_says_so(method: str, absen
     )
 
 
+def test_ghost_keeps_the_channels_that_are_both_written_and_read() -> None:
+    """Balanced truncation of y_t = C_t . sum_s B_s with the same decay for all channels, by hand."""
+    keys = [[3.0, 1.0, 0.0, 2.0], [-3.0, 1.0, 0.0, 1.0]]  # energies 18, 2, 0, 5
+    queries = [[0.1, 2.0, 9.0, 1.0], [0.1, 2.0, 9.0, -1.0]]  # 0.02, 8, 162, 2: products 0.36, 16, 0, 10
+    made = replace(
+        statistics([1] * 4, [1] * 4),
+        gram_k=gram(torch.tensor(keys, dtype=torch.float64))[None],
+        gram_q=gram(torch.tensor(queries, dtype=torch.float64))[None],
+    )
+    for keep, expected in ((1, [1]), (2, [1, 3]), (3, [0, 1, 3])):
+        choice = build_selector("ghost", "qk", 1.5).select(made, keep, generator(0))
+        assert choice.indices.tolist() == [expected]
+
+
 @pytest.mark.parametrize("scoring", ["qk", "k", "q"])
 def test_drrqr_reads_the_activations_that_scoring_names(scoring: Scoring) -> None:
     made = statistics([1] * 5, [1] * 5)
@@ -139,7 +153,7 @@ def test_random_draws_each_head_and_every_channel() -> None:
     assert (share - 0.5).abs().max() < 0.1  # four standard deviations
 
 
-@pytest.mark.parametrize("method", method_names())
+@pytest.mark.parametrize("method", selector_names())
 @pytest.mark.parametrize("keep", [1, 5, 6])
 def test_every_method_keeps_exactly_keep_channels_twice_the_same(method: str, keep: int) -> None:
     activations = gaussian(40, 6, 5) * 100
@@ -158,7 +172,7 @@ def test_every_method_keeps_exactly_keep_channels_twice_the_same(method: str, ke
     assert torch.equal(first, selector.select(made, keep, generator(0)).indices)
 
 
-@pytest.mark.parametrize("method", method_names())
+@pytest.mark.parametrize("method", selector_names())
 @pytest.mark.parametrize("keep", [0, 6])
 def test_every_method_refuses_a_width_outside_the_head(method: str, keep: int) -> None:
     with pytest.raises(RequestError) as caught:

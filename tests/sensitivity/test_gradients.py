@@ -13,7 +13,7 @@ from torch.nn import functional
 from compressor.calibration.tokens import TokenBatch, batches, pad_batch
 from compressor.errors import RunError
 from compressor.sensitivity.gradients import LossGradients, gradient_scores, loss_gradients
-from tests.families import SUPPORTED_VARIANTS, TinyCheckpoint, tiny_checkpoint, tiny_tokens
+from tests.families import SUPPORTED_VARIANTS, TinyCheckpoint, in_float64, tiny_checkpoint, tiny_tokens
 
 
 def scores(tiny: TinyCheckpoint, token_batches: Sequence[TokenBatch]) -> Tensor:
@@ -23,11 +23,13 @@ def scores(tiny: TinyCheckpoint, token_batches: Sequence[TokenBatch]) -> Tensor:
 
 def plain_scores(tiny: TinyCheckpoint, sequences: Sequence[Tensor]) -> Tensor:
     """From the mean loss of all next tokens; the model is float64 afterwards, with gradients everywhere."""
-    tiny.model.double()
+    dtype = torch.float32 if tiny.raw_config["model_type"] == "mamba2" else torch.float64  # it computes in no other
+    if dtype == torch.float64:
+        in_float64(tiny.model)
     losses = []
     for sequence in sequences:
         logits = tiny.model(input_ids=sequence[None], use_cache=False).logits[0]
-        assert logits.dtype == torch.float64
+        assert logits.dtype == dtype
         losses.append(functional.cross_entropy(logits[:-1], sequence[1:], reduction="none"))
     torch.cat(losses).mean().backward()
     found = []
@@ -41,9 +43,15 @@ def plain_scores(tiny: TinyCheckpoint, sequences: Sequence[Tensor]) -> Tensor:
         width = mixer.num_k_heads * mixer.head_k_dim
         if "in_proj_qkv.weight" in products:
             query, key = products["in_proj_qkv.weight"][: 2 * width].split(width)
+        elif "in_proj.weight" in products:
+            key, query = products["in_proj.weight"][-2 * width - mixer.num_v_heads : -mixer.num_v_heads].split(width)
+        elif "in_proj_qkvz.weight" in products:
+            shares = products["in_proj_qkvz.weight"].chunk(mixer.num_k_heads)
+            query = torch.cat([share[: mixer.head_k_dim] for share in shares])
+            key = torch.cat([share[mixer.head_k_dim : 2 * mixer.head_k_dim] for share in shares])
         else:
-            query, key = products["q_proj.weight"], products["k_proj.weight"]
-        found.append(torch.stack([query, key]).detach().unflatten(1, (mixer.num_k_heads, -1)))
+            query, key = products["q_proj.weight"], products["k_proj.weight"].unflatten(0, (-1, width)).sum(0)
+        found.append(torch.stack([query, key]).detach().double().unflatten(1, (mixer.num_k_heads, -1)))
     return torch.stack(found, dim=1)
 
 
@@ -59,7 +67,7 @@ def test_scores_are_those_of_plain_autograd(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("name", ["gated_deltanet", "delta_net", "q35"])
+@pytest.mark.parametrize("name", ["gated_deltanet", "gated_deltaproduct", "delta_net", "q35"])
 def test_padding_is_not_predicted(name: str, side: str, tmp_path: Path) -> None:
     tiny = tiny_checkpoint(name, tmp_path)
     sequences = [tiny_tokens(length, seed=length) for length in (90, 70)]

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.gpu
 
 VARIANTS = {
     "gated_deltanet": {"hidden_size": 128, "head_dim": 64},
+    "gated_deltaproduct": {"hidden_size": 128, "head_dim": 64},
     "delta_net": {"hidden_size": 128},
     "q35": {"hidden_size": 128, "linear_key_head_dim": 64, "linear_value_head_dim": 64},
 }

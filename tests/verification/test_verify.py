@@ -104,7 +104,7 @@ def test_a_folder_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert str(tmp_path / "absent") in failed(tmp_path / "absent", 2, capsys)
 
 
-@pytest.mark.parametrize("name", ["gated_deltanet", "delta_net", "q35"])
+@pytest.mark.parametrize("name", ["gated_deltanet", "gated_deltaproduct", "delta_net", "q35", "m2", "m2_fla"])
 def test_generation_that_loses_its_state_is_seen(name: str, tmp_path: Path) -> None:
     from compressor.verification.run import GENERATION_TOLERANCE
     from compressor.verification.stock_load import generation_facts
@@ -116,7 +116,8 @@ def test_generation_that_loses_its_state_is_seen(name: str, tmp_path: Path) -> N
 
     def forgetful(*arguments: object, **keywords: object) -> object:
         """What transformers 5.24 does to fla 0.6: the cache arrives under a name that nobody reads."""
-        return forward(*arguments, **{k: v for k, v in keywords.items() if k not in ("past_key_values", "cache")})
+        lost = ("past_key_values", "cache", "cache_params")
+        return forward(*arguments, **{k: v for k, v in keywords.items() if k not in lost})
 
     model.forward = forgetful  # type: ignore[method-assign,assignment]
     assert generation_facts(model, tiny_tokens(16))["generation_error"] > GENERATION_TOLERANCE

@@ -1,0 +1,148 @@
+"""The choices of channels that a run tries: by each method, and, where it looks at the scale, for each norm epsilon."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from compressor.artifacts import CalibrationStatistics, Selection
+from compressor.calibration.tokens import batches
+from compressor.data_parallel import Processes
+from compressor.errors import RequestError
+from compressor.fisher.progressive import FisherSelection, progressive_fisher
+from compressor.fisher.settings import FisherSettings
+from compressor.planning import RunPlan
+from compressor.progress import StageReporter
+from compressor.recipe import NormEpsilon
+from compressor.report import LayerReport
+from compressor.selecting import select_channels, selection_of, stacked_heads
+from compressor.selection.fisher import stage_widths
+from compressor.selection.registry import candidate_methods, get_selector_entry
+
+STAGE_TOKENS_ON_CPU = 12_288
+"""Calibration tokens that one stage of Fisher selection reads where no GPU does: stages take turns with all of them."""
+STAGE_BATCH_ON_CPU = 2
+"""Sequences at once there, which no longer batch makes faster: stages take turns more evenly with short ones."""
+_PASSES_OF_A_STAGE = 6
+"""Forward passes that a stage usually takes over what it reads; bars are drawn by it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Try:
+    """One choice to make: a method, and the norm epsilons that its channels may be written with."""
+
+    method: str
+    policies: tuple[NormEpsilon, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Choice:
+    """Channels chosen; `selection` is None, and `layers` empty, in all processes but the main one.
+
+    `passes`: cost beside the calibration, in bare forward passes over its tokens. `seconds` of the choice alone.
+    """
+
+    method: str
+    selection: Selection | None
+    layers: list[LayerReport]
+    passes: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Original:
+    """The loaded original, the calibration sequences and what was summed over them."""
+
+    model: PreTrainedModel
+    sequences: tuple[Tensor, ...]
+    statistics: CalibrationStatistics
+
+
+def tries(plan: RunPlan, allowed: Sequence[NormEpsilon]) -> list[Try]:
+    """All choices of a run; one alone where every channel is kept, whatever the method.
+
+    A method that runs the model sees the output scale that is exported, so that it chooses anew for each epsilon.
+    """
+    whole = plan.cut.keep == plan.cut.key_dim.before
+    found: list[Try] = []
+    for method in candidate_methods(plan.recipe.selection.method):
+        if get_selector_entry(method).needs_model and not whole:
+            found += [Try(method, (policy,)) for policy in allowed]
+        else:
+            found.append(Try(method, tuple(allowed)))
+    return found[:1] if whole else found
+
+
+def choose_channels(
+    plan: RunPlan, asked: Try, original: Original, processes: Processes, reporter: StageReporter
+) -> Choice:
+    """Choose the channels of every head, by statistics in the main process or by the model in all of them.
+
+    Raises:
+        RequestError: fewer calibration sequences than processes, or too little memory.
+        RunError: a choice that cannot be certified; gradients that are NaN or infinite.
+    """
+    started = time.perf_counter()
+    passes = 0.0
+    chosen: tuple[Selection, list[LayerReport]] | None = None
+    if get_selector_entry(asked.method).needs_model:
+        found = _by_fisher(plan, asked.policies[0], original, processes, reporter)
+        passes = found.passes
+        if processes.is_main:
+            heads = stacked_heads(plan.source, original.statistics)
+            chosen = selection_of(plan.source, found.choice(heads.gram("qk")))
+    elif processes.is_main:
+        request = plan.recipe.selection.model_copy(update={"method": asked.method})
+        heads_in_all = original.statistics.gram_q.shape[:2].numel()
+        with reporter.stage("selecting", heads_in_all, "heads") as advance:
+            chosen = select_channels(plan.source, original.statistics, request, plan.cut.keep, plan.recipe.runtime.seed)
+            advance(heads_in_all)
+    selection, layers = (None, []) if chosen is None else chosen
+    return Choice(asked.method, selection, layers, passes, time.perf_counter() - started)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Sum:
+    value: Tensor
+
+
+def _by_fisher(
+    plan: RunPlan, policy: NormEpsilon, original: Original, processes: Processes, reporter: StageReporter
+) -> FisherSelection:
+    """The processes share the sequences, in batches so small that each has one."""
+    sequences, keep = original.sequences, plan.cut.keep
+    if len(sequences) < processes.count:
+        raise RequestError(
+            f"the method fisher has {len(sequences)} calibration sequences for {processes.count} processes and needs "
+            "one for each; raise --calibration-samples, or launch fewer processes."
+        )
+    on_cpu = plan.device.type == "cpu"
+    size = min(plan.recipe.calibration.batch_size, len(sequences) // processes.count)
+    size = min(size, STAGE_BATCH_ON_CPU) if on_cpu else size
+    share = min(1.0, STAGE_TOKENS_ON_CPU / original.statistics.tokens) if on_cpu else 1.0
+    settings = FisherSettings(stage_share=share)
+    own = [batch.input_ids for batch in processes.share(list(batches(sequences, size)))]
+    tokens = sum(batch.numel() for batch in own)
+    stages = len(stage_widths(plan.cut.key_dim.before, keep, settings.stages))
+
+    def add_up(tensor: Tensor) -> None:
+        tensor.copy_(processes.summed(_Sum(tensor)).value)
+
+    with reporter.stage("selecting", round(_PASSES_OF_A_STAGE * stages * tokens * share)) as advance:
+        return progressive_fisher(
+            plan.source.architecture,
+            original.model,
+            plan.source.mixers,
+            own,
+            keep,
+            settings,
+            torch.Generator().manual_seed(plan.recipe.runtime.seed + processes.index),
+            lambda passes: advance(round(passes * tokens)),
+            epsilon_scaled=policy == "scaled" or not plan.source.architecture.scales_by_width,
+            all_reduce=add_up,
+        )

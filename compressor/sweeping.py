@@ -1,0 +1,179 @@
+"""`compress sweep`: cuts of one model by several methods, to several widths, from one calibration."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from compressor.artifacts import Selection, write_json
+from compressor.calibrating import refuse_statistics_files
+from compressor.checkpoint.config_file import read_json_object
+from compressor.data_parallel import Processes, join_processes
+from compressor.distilling import TrainingFolders
+from compressor.errors import RequestError
+from compressor.export.disk import refuse_too_little_space
+from compressor.export.folder import OutputFolder
+from compressor.loading import release_memory
+from compressor.making import describe_checkpoint, make_checkpoint
+from compressor.needed_statistics import refuse_gradients_beyond_memory
+from compressor.planning import RunOptions, RunPlan, plan_run
+from compressor.preparation import plan_cut
+from compressor.progress import StageReporter
+from compressor.recipe import Recipe
+from compressor.report import Report
+from compressor.selection.registry import candidate_methods
+from compressor.session import needed_by, open_session
+from compressor.shared_output import held, staged_by_main
+from compressor.sweep_results import FIGURE_FILE, RESULT_FILE, Sweep, collect_sweep, draw_sweep
+from compressor.width import kept_width
+
+
+@dataclass(frozen=True)
+class SweepRequest:
+    """What `compress sweep` was asked.
+
+    `settings` are a recipe's, nested, without method and width. `table_only` keeps no checkpoint.
+    """
+
+    settings: Mapping[str, Any]
+    ratios: tuple[float, ...]
+    methods: tuple[str, ...]
+    output_dir: Path
+    table_only: bool
+    options: RunOptions
+
+
+@dataclass(frozen=True)
+class SweepPlan:
+    """`base` has the output folder of all, `cuts` those inside it."""
+
+    base: RunPlan
+    cuts: tuple[RunPlan, ...]
+
+
+def plan_sweep(request: SweepRequest) -> SweepPlan:
+    """Open what all cuts read, once, and refuse what one of them cannot have; writes nothing.
+
+    Raises:
+        RequestError: the request cannot be carried out.
+    """
+    recipes = _recipes(request)
+    base = plan_run(recipes[0], request.options)
+    cuts: dict[tuple[str, int], RunPlan] = {}
+    for recipe in recipes:
+        plan = _plan_of(base, recipe, request.options)
+        method, keep = recipe.selection.method, plan.cut.keep
+        if (method, keep) in cuts:
+            other = cuts[method, keep].recipe.selection.ratio
+            raise RequestError(
+                f"--ratios {other:g} and {recipe.selection.ratio:g} both keep {keep} of {plan.cut.key_dim.before} key "
+                "channels; leave one out, or give a smaller --round-to."
+            )
+        refuse_gradients_beyond_memory(plan)
+        cuts[method, keep] = plan
+    if not request.table_only:
+        refuse_too_little_space(base.output.path, sum(plan.cut.output_bytes for plan in cuts.values()))
+    refuse_statistics_files(base, request.options, needed_by(list(cuts.values())))
+    return SweepPlan(base, tuple(cuts.values()))
+
+
+def sweep(request: SweepRequest, console: Console | None = None) -> Sweep:
+    """Make every cut, measure it and write the results; the whole of `compress sweep`.
+
+    Raises:
+        RequestError: the request cannot be met; nothing was written.
+        RunError: the run failed; the output folder is as it was before.
+    """
+    processes = join_processes(str(request.settings.get("runtime", {}).get("device", "auto")))
+    reporter = StageReporter(console if processes.is_main else None)
+    with processes.failing_together():
+        plan = plan_sweep(request)
+        for note in plan.base.notes:
+            reporter.say(f"note: {note}")
+        saved = [plan.base.calibration_file(index, processes.count) for index in range(processes.count)]
+        with held((plan.base.output,), saved, processes):
+            result = _run(plan, request, processes, reporter)
+            if processes.is_main:
+                shutil.rmtree(plan.base.resume_folder, ignore_errors=True)
+        processes.wait_for_all()
+    return result
+
+
+def _run(plan: SweepPlan, request: SweepRequest, processes: Processes, reporter: StageReporter) -> Sweep:
+    session = open_session([plan.base, *plan.cuts], request.options, processes, reporter)
+    with staged_by_main(plan.base.output, processes) as folder:
+        reports: list[Report] = []
+        selections: list[Selection] = []
+        for cut, policies in zip(plan.cuts, session.policies[1:], strict=True):
+            place = folder / cut.output.path.name
+            reporter.say(f"{place.name}: cut {len(reports) + 1} of {len(plan.cuts)}")
+            own = reporter.for_part()
+            processes.from_main(place.mkdir)
+            folders = TrainingFolders(place, plan.base.training_folder, None)
+            made = make_checkpoint(cut, policies, session, folders, request.options, processes, own)
+            # Evaluation had the original and the cut in memory, and verification needs no more.
+            release_memory(cut.device)
+            verify = not request.table_only
+            reports.append(processes.from_main(partial(describe_checkpoint, made, own, verify)))
+            selections.append(Selection.from_json(read_json_object(place / "selection.json")))
+            processes.wait_for_all()
+            if request.table_only and processes.is_main:
+                shutil.rmtree(place)
+        return processes.from_main(lambda: _write(plan, request, reports, selections, folder, reporter))
+
+
+def _write(
+    plan: SweepPlan,
+    request: SweepRequest,
+    reports: Sequence[Report],
+    selections: Sequence[Selection],
+    folder: Path,
+    reporter: StageReporter,
+) -> Sweep:
+    result = collect_sweep(reports, selections, plan.base.output.path, request.table_only, reporter.seconds)
+    write_json(folder / RESULT_FILE, result.to_json())
+    draw_sweep(result, folder / FIGURE_FILE)
+    return result
+
+
+def _recipes(request: SweepRequest) -> list[Recipe]:
+    """One a method and ratio.
+
+    Raises:
+        RequestError: a setting is wrong, a method is named twice or tries others, or a ratio removes nothing.
+    """
+    for name, values in (("--ratios", request.ratios), ("--methods", request.methods)):
+        if not values:
+            raise RequestError(f"{name} names none and at least one is needed; separate several with commas.")
+        twice = [value for value in values if values.count(value) > 1]
+        if twice:
+            raise RequestError(f"{name} names {twice[0]} twice; leave one out.")
+    if 0 in request.ratios:
+        raise RequestError("--ratios 0 removes nothing, and the original is measured anyway; give ratios above 0.")
+    selection = request.settings.get("selection", {})
+    recipes = []
+    for method in request.methods:
+        if candidate_methods(method) != (method,):
+            raise RequestError(
+                f"--methods {method} tries several itself; name those instead: {','.join(candidate_methods(method))}."
+            )
+        for ratio in request.ratios:
+            sections = {**request.settings, "selection": {**selection, "method": method, "ratio": ratio}}
+            recipes.append(Recipe.from_settings({**sections, "output_dir": str(request.output_dir)}))
+    return recipes
+
+
+def _plan_of(base: RunPlan, recipe: Recipe, options: RunOptions) -> RunPlan:
+    """What `base` opened, for the method and width of `recipe` and a folder of their names."""
+    selection = recipe.selection
+    keep = kept_width(base.cut.key_dim.before, selection.ratio, None, selection.round_to)
+    place = base.output.path / f"{selection.method}-{keep}"
+    resolved = base.recipe.model_copy(update={"selection": selection, "output_dir": str(place)})
+    cut = plan_cut(base.source, resolved, keep)
+    return replace(base, recipe=resolved, cut=cut, output=OutputFolder(place, options.overwrite))

@@ -1,0 +1,128 @@
+"""Methods that run the model, and runs that try several: through the command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compressor.cli import main
+from tests.test_pipeline import compress, make_source, make_text
+
+FAST = ["--no-verify", "--no-evaluate"]
+
+
+def report_of(folder: Path) -> dict[str, Any]:
+    report: dict[str, Any] = json.loads((folder / "compression.json").read_text(encoding="utf-8"))
+    return report
+
+
+def selection_of(folder: Path) -> str:
+    return (folder / "selection.json").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_source("gated_deltanet", tmp_path_factory.mktemp("source") / "model")
+
+
+def test_fisher_chooses_is_verified_and_comes_again_from_its_recipe(source: Path, tmp_path: Path) -> None:
+    text, output, again = make_text(tmp_path), tmp_path / "out", tmp_path / "again"
+    assert compress(source, output, text, "--method", "fisher", "--no-evaluate") == 0
+    assert compress(source, tmp_path / "drrqr", text, *FAST) == 0
+    report = report_of(output)
+    assert report["method"] == report["selection"]["asked"] == "fisher"
+    assert report["verification"]["passed"]
+    [candidate] = report["selection"]["candidates"]
+    assert candidate["written"]
+    assert candidate["passes"] == report["selection"]["passes"] > 8
+    assert candidate["kl_after"] == report["recovery"]["refit"]["kl_after"]
+    assert report["timings_s"]["selecting"] > 0
+    assert selection_of(output) != selection_of(tmp_path / "drrqr")
+    drrqr = report_of(tmp_path / "drrqr")["selection"]
+    assert (drrqr["passes"], [cut["method"] for cut in drrqr["candidates"]]) == (0, ["drrqr"])
+    assert main(["--recipe", str(output / "recipe.yaml"), "--output-dir", str(again)]) == 0
+    assert selection_of(again) == selection_of(output)
+
+
+def test_fisher_chooses_for_each_norm_epsilon(source: Path, tmp_path: Path) -> None:
+    """Under auto the result is that of the better epsilon alone, and the other's cost is counted."""
+    text, cuts = make_text(tmp_path), {}
+    for policy in ("keep", "scaled", "auto"):
+        assert compress(source, tmp_path / policy, text, "--method", "fisher", "--norm-epsilon", policy, *FAST) == 0
+        cuts[policy] = report_of(tmp_path / policy)
+    assert selection_of(tmp_path / "keep") != selection_of(tmp_path / "scaled")
+    tried = {cut["norm_epsilon"]: cut for cut in cuts["auto"]["selection"]["candidates"]}
+    for policy, cut in tried.items():
+        assert cut["kl_after"] == pytest.approx(cuts[policy]["recovery"]["refit"]["kl_after"], rel=1e-6)
+    best = min(tried, key=lambda policy: tried[policy]["kl_after"])
+    assert cuts["auto"]["norm_epsilon"]["policy"] == best
+    assert [policy for policy, cut in tried.items() if cut["written"]] == [best]
+    assert selection_of(tmp_path / "auto") == selection_of(tmp_path / best)
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("auto", best)]
+    assert weights[0] == weights[1]
+    assert (tmp_path / "auto" / "config.json").read_bytes() == (tmp_path / best / "config.json").read_bytes()
+    assert cuts["auto"]["selection"]["passes"] == pytest.approx(sum(cut["passes"] for cut in tried.values()))
+    assert cuts["auto"]["recovery"]["refit"]["kl_by_norm_epsilon"].keys() == {"keep", "scaled"}
+
+
+def test_auto_writes_the_least_divergence_and_names_the_losers(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text, output = make_text(tmp_path), tmp_path / "out"
+    assert compress(source, output, text, "--method", "auto", "--no-evaluate") == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    report = report_of(output)
+    assert report["selection"]["asked"] == "auto"
+    tried = {cut["method"]: cut["kl_after"] for cut in report["selection"]["candidates"]}
+    assert tried.keys() == {"drrqr", "energy", "fisher"}
+    best = min(tried, key=lambda method: tried[method])
+    assert report["method"] == best
+    assert "tried:" in shown
+    assert report["verification"]["passed"]
+    for method, kl in tried.items():
+        alone = tmp_path / method
+        assert compress(source, alone, text, "--method", method, *FAST) == 0
+        assert kl == pytest.approx(report_of(alone)["recovery"]["refit"]["kl_after"], rel=1e-6)
+        assert (selection_of(alone) == selection_of(output)) == (method == best)
+        if method == best:
+            assert (alone / "model.safetensors").read_bytes() == (output / "model.safetensors").read_bytes()
+
+
+def test_auto_without_a_refit_compares_plain_cuts(source: Path, tmp_path: Path) -> None:
+    assert compress(source, tmp_path / "out", make_text(tmp_path), "--method", "auto", "--no-refit", *FAST) == 0
+    report = report_of(tmp_path / "out")
+    tried = report["selection"]["candidates"]
+    assert all(cut["kl_before"] == cut["kl_after"] > 0 for cut in tried)
+    assert report["recovery"] is None
+    assert report["method"] == min(tried, key=lambda cut: cut["kl_after"])["method"]
+
+
+@pytest.mark.parametrize("method", ["fisher", "auto"])
+def test_a_whole_width_needs_no_choice(method: str, source: Path, tmp_path: Path) -> None:
+    assert compress(source, tmp_path / "out", make_text(tmp_path), "--method", method, "--target-dim", "16", *FAST) == 0
+    report = report_of(tmp_path / "out")
+    assert len(report["selection"]["candidates"]) == 1
+    assert report["selection"]["passes"] == 0
+    assert (tmp_path / "out" / "model.safetensors").read_bytes() == (source / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("method", ["fisher", "auto"])
+def test_scoring_is_refused(method: str, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert compress(source, tmp_path / "out", make_text(tmp_path), "--method", method, "--scoring", "k") == 2
+    assert f"Scoring 'k' means nothing to the method {method}" in capsys.readouterr().err
+
+
+def test_fisher_without_enough_memory_is_refused_before_anything_is_read(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    many = ["--calibration-samples", "1000000", "--batch-size", "1000000", "--sequence-length", "2048"]
+    words = [str(source), "--ratio", "0.5", "--round-to", "1", "--device", "cpu", "--method", "fisher", *many]
+    words += ["--calibration", str(make_text(tmp_path)), "--output-dir", str(tmp_path / "out")]
+    assert main(words) == 2
+    error = capsys.readouterr().err
+    assert "Fisher selection needs about" in error
+    assert "lower the batch size or the sequence length, or use the method drrqr" in error
+    assert not (tmp_path / "out.resume").exists()
