@@ -13,16 +13,19 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 	$(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format wheel clean
+.PHONY: help demo test test-slow lint format wheel clean
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile
 
 demo: $(VENV)/.installed ## compress the bundled trained model into demo-output, or OUTPUT_DIR
 	$(BIN)/compress --ratio 0.5 --method drrqr --output-dir $(OUTPUT_DIR) --overwrite
 
-test: $(VENV)/.installed-dev ## run the tests that need no GPU; PYTEST_ARGS adds arguments
-	$(BIN)/python -m pytest -n auto --dist loadfile -m "not gpu" $(PYTEST_ARGS)
+test: $(VENV)/.installed-dev ## run the tests that need no GPU and are not slow; PYTEST_ARGS adds arguments
+	$(BIN)/python -m pytest -n auto --dist loadfile -m "not gpu and not slow" $(PYTEST_ARGS)
+
+test-slow: $(VENV)/.installed-dev ## run the slow ones
+	$(BIN)/python -m pytest -n auto --dist loadfile -m "slow and not gpu" $(PYTEST_ARGS)
 
 lint: $(VENV)/.installed-dev ## check style and types
 	PATH="$(BIN):$$PATH" pre-commit run --all-files
