@@ -19,17 +19,12 @@ import torch
 from transformers import PreTrainedModel, Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
 from benchmarks.environment import write_result
+from benchmarks.shapes import QWEN35_08B
 from compressor.architectures.qwen3_5 import Qwen35
 from compressor.calibration.run import calibrate
 from compressor.calibration.tokens import TokenBatch, batches
 from compressor.loading import resolve_device, resolve_dtype
 
-SHAPE = {
-    "vocab_size": 248320, "hidden_size": 1024, "intermediate_size": 3584, "num_hidden_layers": 24,
-    "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 256, "linear_num_key_heads": 16,
-    "linear_num_value_heads": 16, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
-    "tie_word_embeddings": True,
-}  # fmt: skip
 ROUNDS = 3
 
 
@@ -79,7 +74,7 @@ def random_model(device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
     try:
         with device:
             torch.manual_seed(0)
-            model = Qwen3_5ForCausalLM(Qwen3_5TextConfig(**SHAPE))
+            model = Qwen3_5ForCausalLM(Qwen3_5TextConfig(**QWEN35_08B))
     finally:
         torch.set_default_dtype(previous)
     return model.eval()
@@ -87,7 +82,7 @@ def random_model(device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
 
 def random_batches(samples: int, sequence_length: int, batch_size: int) -> list[TokenBatch]:
     generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(0, SHAPE["vocab_size"], (samples, sequence_length), generator=generator)
+    ids = torch.randint(0, QWEN35_08B["vocab_size"], (samples, sequence_length), generator=generator)
     return list(batches(list(ids), batch_size))
 
 

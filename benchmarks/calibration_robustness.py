@@ -64,19 +64,13 @@ def main() -> None:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--results", type=Path, nargs="*", help="print and draw these result files; measure nothing")
-    parser.add_argument("--models", type=Path, help="folder of model folders")
-    parser.add_argument("--only", nargs="*", help="names of model folders")
     parser.add_argument("--sources", nargs="+", default=["demo=demo"], metavar="NAME=TEXT")
     parser.add_argument("--methods", nargs="+", default=["drrqr", "energy", "gradient"])
     parser.add_argument("--samples", nargs="+", type=int, default=[8, 32, 128, 512])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
     parser.add_argument("--ratio", type=float, default=0.5, help="share removed")
     parser.add_argument("--norm-epsilon", default="keep", choices=EPSILONS)
-    parser.add_argument("--f", type=float, default=1.5)
     add_measuring_options(parser)
-    parser.add_argument("--output", type=Path)
-    parser.add_argument("--figure", type=Path)
     return parser.parse_args()
 
 

@@ -30,7 +30,7 @@ from compressor.loading import load_model, resolve_device, resolve_dtype
 from compressor.material import make_material, plan_evaluation
 from compressor.preparation import Source, open_model, open_source
 from compressor.recipe import EvaluationSection
-from compressor.retrieval_tokens import retrieval_sequences
+from compressor.retrieval_tokens import interleave, retrieval_sequences
 from compressor.sensitivity.gradients import gradient_scores, loss_gradients
 
 TEXTS = ("prose", "docs", "code")
@@ -62,7 +62,13 @@ class Bench:
 
 
 def add_measuring_options(parser: argparse.ArgumentParser) -> None:
-    """What `open_bench` reads."""
+    """Where models, results and figures lie, and what `open_bench` reads."""
+    parser.add_argument("--results", type=Path, nargs="*", help="print and draw these result files; measure nothing")
+    parser.add_argument("--models", type=Path, help="folder of model folders")
+    parser.add_argument("--only", nargs="*", help="names of model folders")
+    parser.add_argument("--f", type=float, default=1.5)
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("--figure", type=Path)
     parser.add_argument("--text", type=Path, help="folder of test_prose.txt, test_docs.txt, test_code.txt")
     parser.add_argument("--texts", nargs="+", default=list(TEXTS), help="which of them")
     parser.add_argument("--tasks", nargs="+", default=list(MEMORY_TASKS), help="whose mean is the memory score")
@@ -74,6 +80,15 @@ def add_measuring_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--seed", type=int, default=0)
+
+
+def add_cut_options(parser: argparse.ArgumentParser) -> None:
+    """Which cuts are made, and what `mixed_statistics` reads."""
+    parser.add_argument("--ratios", nargs="+", type=float, default=[0.25, 0.5, 0.75], help="shares removed")
+    parser.add_argument("--norm-epsilon", nargs="+", default=["keep"], choices=EPSILONS)
+    parser.add_argument("--calibration", default="demo", help="text to calibrate on, from the training split")
+    parser.add_argument("--samples", type=int, default=128)
+    parser.add_argument("--retrieval-share", type=float, default=0.5)
 
 
 def supported_models(folder: Path, only: Sequence[str] | None) -> Iterator[Source]:
@@ -105,6 +120,14 @@ def open_bench(source: Source, arguments: argparse.Namespace) -> Bench:
         load_model(source.architecture, source.folder, source.checkpoint.raw_config, dtype, device) for _ in range(2)
     )
     return Bench(source, original, cut, tokenizer, make_material(plan, (), "", lambda prompts: None))
+
+
+def mixed_statistics(bench: Bench, arguments: argparse.Namespace, gradients: bool) -> CalibrationStatistics:
+    """Of text and, for a share of the sequences, retrieval prompts."""
+    retrieval = round(arguments.retrieval_share * arguments.samples)
+    text = text_sequences(bench, arguments.calibration, arguments.samples - retrieval, arguments.window, arguments.seed)
+    prompts = prompt_sequences(bench, retrieval, arguments.window, arguments.seed)
+    return collect_statistics(bench, interleave(text, prompts), arguments.batch_size, gradients)
 
 
 def text_sequences(bench: Bench, text: str, samples: int, length: int, seed: int) -> tuple[Tensor, ...]:

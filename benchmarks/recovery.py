@@ -37,6 +37,7 @@ import torch
 from accelerate import Accelerator
 from transformers import PreTrainedModel
 
+from benchmarks.cuts import MEMORY_TASKS
 from benchmarks.environment import write_result
 from benchmarks.recovery_figure import draw, print_table
 from compressor.calibration.tokenizer import load_tokenizer
@@ -58,7 +59,6 @@ from compressor.recovery.training import train
 
 CUTS = {"cut": (False, "keep"), "scaled": (False, "scaled"), "refit": (True, "keep"), "refit-scaled": (True, "scaled")}
 """Whether a variant is refitted, and its norm epsilon."""
-TASKS = ["niah_single_1", "vt", "cwe", "recall"]
 SEQUENCE_LENGTH = 2048
 TRAINED = re.compile(
     r"(?P<kind>mixers|lora|control)-(?P<millions>[\d.]+)M(-from-(?P<start>cut|scaled|refit|refit-scaled))?"
@@ -132,7 +132,8 @@ def prepare(arguments: argparse.Namespace) -> Bench:
     device = resolve_device(arguments.device)
     dtype = resolve_dtype("auto", device, source.architecture)
     section = EvaluationSection(
-        suite="full", tasks=TASKS, lengths=[arguments.length], samples=arguments.samples, mode="teacher-forced",
+        suite="full", tasks=list(MEMORY_TASKS), lengths=[arguments.length], samples=arguments.samples,
+        mode="teacher-forced",
         texts=arguments.text, windows=arguments.windows, window_length=SEQUENCE_LENGTH,
     )  # fmt: skip
     tokenizer = load_tokenizer(source.folder, trust_remote_code=False)

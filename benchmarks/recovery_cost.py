@@ -2,7 +2,7 @@
 
     python -m benchmarks.recovery_cost --shape qwen3.5-0.8b --output docs/results/recovery_cost.json
 
-Shapes are the published configs'. The student has half the key width. `plain` trains by cross-entropy without a
+The student has half the key width. `plain` trains by cross-entropy without a
 teacher, `distilled` by KL with the uncut model as teacher. Median of `--steps` steps after `--warm-up`.
 """
 
@@ -21,6 +21,7 @@ from torch.optim import AdamW
 from transformers import AutoConfig, PreTrainedModel
 
 from benchmarks.environment import write_result
+from benchmarks.shapes import QWEN35_08B
 from compressor.architectures.base import Architecture
 from compressor.architectures.registry import find_architecture
 from compressor.loading import release_memory
@@ -29,22 +30,7 @@ from compressor.recovery.settings import TrainingSettings
 from compressor.recovery.student import StudentSettings, prepare_student
 
 SHAPES: dict[str, dict[str, Any]] = {
-    "qwen3.5-0.8b": {
-        "model_type": "qwen3_5_text",
-        "architectures": ["Qwen3_5ForCausalLM"],
-        "hidden_size": 1024,
-        "intermediate_size": 3584,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 2,
-        "head_dim": 256,
-        "linear_num_key_heads": 16,
-        "linear_num_value_heads": 16,
-        "linear_key_head_dim": 128,
-        "linear_value_head_dim": 128,
-        "vocab_size": 248320,
-        "tie_word_embeddings": True,
-    },
+    "qwen3.5-0.8b": {"model_type": "qwen3_5_text", "architectures": ["Qwen3_5ForCausalLM"], **QWEN35_08B},
     "tiny": {
         "model_type": "qwen3_5_text",
         "architectures": ["Qwen3_5ForCausalLM"],

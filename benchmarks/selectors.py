@@ -24,21 +24,18 @@ from typing import Any
 import torch
 
 from benchmarks.cuts import (
-    EPSILONS,
     Bench,
+    add_cut_options,
     add_measuring_options,
     as_hexadecimal,
     by_layer,
-    collect_statistics,
     measure_cut,
+    mixed_statistics,
     open_bench,
-    prompt_sequences,
     supported_models,
-    text_sequences,
 )
 from benchmarks.resumable import Row, Rows, settings_of, stored_rows
 from benchmarks.selector_figures import draw_cuts, draw_heads, print_cuts, print_heads
-from compressor.retrieval_tokens import interleave
 from compressor.selecting import stacked_heads
 from compressor.selection.base import HeadStatistics
 from compressor.selection.diagnostics import diagnose
@@ -67,20 +64,10 @@ def main() -> None:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--results", type=Path, nargs="*", help="print and draw these result files; measure nothing")
-    parser.add_argument("--models", type=Path, help="folder of model folders")
-    parser.add_argument("--only", nargs="*", help="names of model folders")
     parser.add_argument("--methods", nargs="+", default=list(METHODS))
     parser.add_argument("--scorings", nargs="+", default=list(SCORINGS))
-    parser.add_argument("--ratios", nargs="+", type=float, default=[0.25, 0.5, 0.75], help="shares removed")
-    parser.add_argument("--norm-epsilon", nargs="+", default=["keep"], choices=EPSILONS)
-    parser.add_argument("--calibration", default="demo", help="text to calibrate on, from the training split")
-    parser.add_argument("--samples", type=int, default=128)
-    parser.add_argument("--retrieval-share", type=float, default=0.5)
-    parser.add_argument("--f", type=float, default=1.5)
+    add_cut_options(parser)
     add_measuring_options(parser)
-    parser.add_argument("--output", type=Path)
-    parser.add_argument("--figure", type=Path)
     parser.add_argument("--heads-figure", type=Path)
     return parser.parse_args()
 
@@ -110,11 +97,7 @@ def cuts(arguments: argparse.Namespace) -> Iterator[Row]:
 def measure_model(bench: Bench, asked: list[Row], rows: Rows, arguments: argparse.Namespace) -> None:
     """Calibrate once, then choose and measure every cut that is missing."""
     gradients = any("gradient" in get_selector_entry(m).needs for m in arguments.methods)
-    retrieval = round(arguments.retrieval_share * arguments.samples)
-    text = text_sequences(bench, arguments.calibration, arguments.samples - retrieval, arguments.window, arguments.seed)
-    prompts = prompt_sequences(bench, retrieval, arguments.window, arguments.seed)
-    statistics = collect_statistics(bench, interleave(text, prompts), arguments.batch_size, gradients)
-    heads = stacked_heads(bench.source, statistics)
+    heads = stacked_heads(bench.source, mixed_statistics(bench, arguments, gradients))
     for known_by in rows.missing(asked):
         rows.measure(known_by, lambda cut=known_by: measure_row(bench, heads, cut, arguments))  # type: ignore[misc]
 

@@ -131,6 +131,8 @@ class Architecture(ABC):
 
     model_types: ClassVar[tuple[str, ...]]
     display_name: ClassVar[str]
+    output_projection_name: ClassVar[str]
+    """Of the linear module behind the recurrence, in the mixer."""
     load_line: ClassVar[str]
     """The import that a plain script needs before it can load a checkpoint of this family."""
     needs_fla: ClassVar[bool]
@@ -198,17 +200,17 @@ class Architecture(ABC):
     ) -> AbstractContextManager[None]:
         """While active, every forward pass of `model` goes through `tap`."""
 
-    @abstractmethod
     def output_projection(self, mixer: Mixer) -> str:
         """Path, in the model, of the linear module from the normed, gated recurrence output to the hidden size."""
+        return f"{mixer.module}.{self.output_projection_name}"
 
-    @abstractmethod
     def output_projection_tensor(self, mixer: Mixer) -> str:
         """Name, in the files, of that module's weight."""
+        return f"{mixer.tensors}.{self.output_projection_name}.weight"
 
-    @abstractmethod
     def residual_block(self, config: PretrainedConfig, mixer: Mixer) -> str | None:
         """Path of the block that adds the mixer's output to its own first input; None where more is done to it."""
+        return mixer.module.rpartition(".")[0]
 
     @abstractmethod
     def recovery_targets(self, model: PreTrainedModel, mixers: Sequence[Mixer]) -> RecoveryTargets:

@@ -28,6 +28,7 @@ class FlaArchitecture(Architecture):
 
     load_line: ClassVar[str] = "import fla"
     needs_fla: ClassVar[bool] = True
+    output_projection_name: ClassVar[str] = "o_proj"
 
     def import_stock_classes(self) -> None:
         import_fla()
@@ -66,12 +67,6 @@ class FlaArchitecture(Architecture):
     def norms_sharing_epsilon(self, model: PreTrainedModel) -> dict[str, nn.Module]:
         """Block and final norms: all norms of the stack but the mixers' own."""
         return {path: module for path, module in model.named_modules() if path.rsplit(".", 1)[-1] in _NORM_NAMES}
-
-    def output_projection(self, mixer: Mixer) -> str:
-        return f"{mixer.module}.o_proj"
-
-    def output_projection_tensor(self, mixer: Mixer) -> str:
-        return f"{mixer.tensors}.o_proj.weight"
 
     def residual_block(self, config: PretrainedConfig, mixer: Mixer) -> str | None:
         """None with attention over residuals, where a block may begin a new sum."""

@@ -27,6 +27,7 @@ class Mamba2Layout(Architecture):
 
     kernels_take_float32: ClassVar[bool] = True
     scales_by_width: ClassVar[bool] = False
+    output_projection_name: ClassVar[str] = "out_proj"
     epsilon_field: ClassVar[str]
 
     def mixers(self, config: PretrainedConfig, tensor_names: Sequence[str]) -> tuple[Mixer, ...]:
@@ -86,15 +87,6 @@ class Mamba2Layout(Architecture):
             for path, module in model.named_modules()
             if path.endswith(".norm_f") or (path.endswith(".norm") and not path.endswith(".mixer.norm"))
         }
-
-    def output_projection(self, mixer: Mixer) -> str:
-        return f"{mixer.module}.out_proj"
-
-    def output_projection_tensor(self, mixer: Mixer) -> str:
-        return f"{mixer.tensors}.out_proj.weight"
-
-    def residual_block(self, config: PretrainedConfig, mixer: Mixer) -> str | None:
-        return mixer.module.rpartition(".")[0]
 
     def recovery_targets(self, model: PreTrainedModel, mixers: Sequence[Mixer]) -> RecoveryTargets:
         return recovery_targets(model, mixers, _PROJECTIONS, (), "norm")

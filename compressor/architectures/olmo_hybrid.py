@@ -29,7 +29,7 @@ class OlmoHybrid(TransformersDeltaRule):
     norm_epsilon_in_config: ClassVar[bool] = False
     fixed_norm_epsilon: ClassVar[float] = 1e-5
     value_width_follows_key_width: ClassVar[bool] = True
-    output_name: ClassVar[str] = "o_proj"
+    output_projection_name: ClassVar[str] = "o_proj"
     projection_names: ClassVar[frozenset[str]] = frozenset(
         {"q_proj", "k_proj", "v_proj", "a_proj", "b_proj", "g_proj", "o_proj"}
     )

@@ -14,7 +14,7 @@ from compressor.architectures.transformers_delta_rule import TransformersDeltaRu
 class _Qwen35Layout(TransformersDeltaRule):
     """`in_proj_qkv` and `conv1d` lay all query heads, all key heads, then all value heads."""
 
-    output_name: ClassVar[str] = "out_proj"
+    output_projection_name: ClassVar[str] = "out_proj"
     projection_names: ClassVar[frozenset[str]] = frozenset(
         {"in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj"}
     )

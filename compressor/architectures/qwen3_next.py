@@ -25,7 +25,7 @@ class Qwen3Next(TransformersDeltaRule):
     display_name: ClassVar[str] = "Qwen3-Next (transformers)"
     modeling: ClassVar[str] = "transformers.models.qwen3_next.modeling_qwen3_next"
     stack_norm: ClassVar[str | None] = "Qwen3NextRMSNorm"
-    output_name: ClassVar[str] = "out_proj"
+    output_projection_name: ClassVar[str] = "out_proj"
     projection_names: ClassVar[frozenset[str]] = frozenset({"in_proj_qkvz", "in_proj_ba", "out_proj"})
     per_head_names: ClassVar[frozenset[str]] = frozenset({"in_proj_ba"})
 

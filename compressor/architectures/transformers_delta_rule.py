@@ -48,8 +48,6 @@ class TransformersDeltaRule(Architecture):
     """Whether the config takes a value width that is left out from the key width."""
     published_names: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """Parameters below a layer's block -> what published files hold instead: a tensor of another name, or parts."""
-    output_name: ClassVar[str]
-    """Name, in a mixer, of the projection back to the hidden size."""
     projection_names: ClassVar[frozenset[str]]
     per_head_names: ClassVar[frozenset[str]]
 
@@ -138,15 +136,6 @@ class TransformersDeltaRule(Architecture):
         names = ("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule")
         entry_points = [EntryPoint(self.modeling, name, query="query", key="key") for name in names]
         return intercept(model, mixers, entry_points, tap)
-
-    def output_projection(self, mixer: Mixer) -> str:
-        return f"{mixer.module}.{self.output_name}"
-
-    def output_projection_tensor(self, mixer: Mixer) -> str:
-        return f"{mixer.tensors}.{self.output_name}.weight"
-
-    def residual_block(self, config: PretrainedConfig, mixer: Mixer) -> str | None:
-        return mixer.module.rpartition(".")[0]
 
     def recovery_targets(self, model: PreTrainedModel, mixers: Sequence[Mixer]) -> RecoveryTargets:
         return recovery_targets(model, mixers, self.projection_names, self.per_head_names, "input_layernorm")
