@@ -11,6 +11,8 @@
 FROM nvidia/cuda:13.0.1-runtime-ubuntu24.04
 
 # Triton compiles a launcher for each kernel where it runs, with a C compiler and Python's headers.
+# The archive keeps the newest build of a package alone: a pinned one is soon not to be had.
+# hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends gcc libc6-dev python3-dev python3-venv \
     && rm -rf /var/lib/apt/lists/*

@@ -3,7 +3,8 @@
     python -m benchmarks.fisher --models ../shared/models/gdn-28m ../shared/models/deltanet-14m \\
         --text ../shared/text --calibration train.txt --output fisher.json
 
-For each model, ratio and norm epsilon (kept, scaled): drrqr, and the variants of `VARIANTS`, all from the same
+For each model, ratio and norm epsilon (kept, scaled): drrqr, the variants of `benchmarks.fisher_variants` and, where
+`--variants` names it, `learned`, masks trained by gradient descent (`benchmarks.learned_masks`); all from the same
 calibration sequences, half text, half retrieval prompts. Cuts are simulated (dropped channels zeroed before the norm,
 the exported scale applied to the mixer outputs), which is what a cut checkpoint computes. Held-out text is windows of
 the three test texts, held-out prompts are of the evaluation split. Cells that `--output` has from the same settings are
@@ -31,10 +32,11 @@ from transformers import PreTrainedModel
 
 from benchmarks.environment import write_result
 from benchmarks.fisher_data import TEXTS, calibration_and_held_out
+from benchmarks.fisher_variants import LEARNED, VARIANTS
+from benchmarks.learned_masks import LearnedSettings, learned_masks
 from compressor.calibration.run import calibrate
 from compressor.calibration.tokens import batches
 from compressor.fisher.progressive import alone, progressive_fisher
-from compressor.fisher.settings import FisherSettings
 from compressor.fisher.statistics import MaskedModel, masked_divergence
 from compressor.loading import load_model, release_memory, resolve_device, resolve_dtype
 from compressor.preparation import Source, open_model, open_source
@@ -42,46 +44,6 @@ from compressor.selection.rrqr import strong_rrqr
 
 EPSILONS = ("scaled", "keep")
 STRONG_RRQR_F = 1.5
-
-
-@dataclass(frozen=True, slots=True)
-class Variant:
-    """Settings, and whether the search begins with the channels of drrqr instead of all."""
-
-    settings: FisherSettings
-    from_drrqr: bool = False
-
-
-VARIANTS: dict[str, Variant] = {
-    "fisher": Variant(FisherSettings()),
-    "stages-2": Variant(FisherSettings(stages=2)),
-    "stages-4": Variant(FisherSettings(stages=4)),
-    "stages-16": Variant(FisherSettings(stages=16)),
-    "stages-16-halves": Variant(FisherSettings(stages=16, stage_share=0.5)),
-    "stages-32-quarters": Variant(FisherSettings(stages=32, stage_share=0.25)),
-    "segment-16": Variant(FisherSettings(segment=16)),
-    "segment-512": Variant(FisherSettings(segment=512)),
-    "sequences": Variant(FisherSettings(segment=0)),
-    "half-sequences": Variant(FisherSettings(sequence_share=0.5)),
-    "shrink-0.5": Variant(FisherSettings(shrinkage=0.5)),
-    "diagonal": Variant(FisherSettings(shrinkage=1.0)),
-    "linear-0": Variant(FisherSettings(linear_weight=0.0)),
-    "linear-0.25": Variant(FisherSettings(linear_weight=0.25)),
-    "linear-1": Variant(FisherSettings(linear_weight=1.0)),
-    "linear-reversed": Variant(FisherSettings(linear_weight=-0.5)),
-    "stage-scale": Variant(FisherSettings(scale_schedule="stage")),
-    "layer": Variant(FisherSettings(scope="layer")),
-    "swaps-8": Variant(FisherSettings(swaps=8)),
-    "measured": Variant(FisherSettings(measured_rounds=2)),
-    "drrqr-measured": Variant(FisherSettings(measured_rounds=4), from_drrqr=True),
-    "halves-measured": Variant(FisherSettings(stages=16, stage_share=0.5, measured_rounds=2)),
-    "layer-halves-measured": Variant(FisherSettings(stages=16, stage_share=0.5, measured_rounds=2, scope="layer")),
-    "layer-half-sequences": Variant(FisherSettings(scope="layer", sequence_share=0.5)),
-    "linear-0-half-sequences": Variant(FisherSettings(linear_weight=0.0, sequence_share=0.5)),
-    "layer-shrink-0.5": Variant(FisherSettings(scope="layer", shrinkage=0.5)),
-    "layer-linear-0": Variant(FisherSettings(scope="layer", linear_weight=0.0)),
-    "linear-0-measured": Variant(FisherSettings(linear_weight=0.0, measured_rounds=2)),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +107,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--calibration", default="demo", help="text to calibrate on, from the training split")
     parser.add_argument("--ratios", type=float, nargs="*", default=[0.5, 0.75])
     parser.add_argument("--epsilons", nargs="*", default=EPSILONS, choices=EPSILONS)
-    parser.add_argument("--variants", nargs="*", default=list(VARIANTS), choices=list(VARIANTS))
+    parser.add_argument("--variants", nargs="*", default=list(VARIANTS), choices=[*VARIANTS, LEARNED])
     parser.add_argument("--samples", type=int, default=64, help="calibration sequences, half of them prompts")
     parser.add_argument(
         "--held-out", type=int, default=8, help="windows of each text, and three times as many of prompts"
@@ -209,7 +171,7 @@ def measure_model(source: Source, arguments: argparse.Namespace, results: Result
             started = time.perf_counter()
             kept, passes, steps = drrqr, 0.0, list[dict[str, Any]]()
             if method != "drrqr":
-                kept, passes, steps = select(masked, data.fit, keep, method, epsilon, drrqr, arguments.seed)
+                kept, passes, steps = select(masked, data.fit, keep, method, epsilon, drrqr, gram, arguments.seed)
             seconds = time.perf_counter() - started
             peak = None if held is None else (torch.cuda.max_memory_allocated(device) - held) / 2**30
             scale = 1.0 if epsilon == "scaled" else source.architecture.output_scale(masked.shape[2], keep)
@@ -221,9 +183,24 @@ def measure_model(source: Source, arguments: argparse.Namespace, results: Result
 
 
 def select(
-    masked: MaskedModel, fit: Sequence[Tensor], keep: int, method: str, epsilon: str, drrqr: Tensor, seed: int
+    masked: MaskedModel,
+    fit: Sequence[Tensor],
+    keep: int,
+    method: str,
+    epsilon: str,
+    drrqr: Tensor,
+    gram: Tensor,
+    seed: int,
 ) -> tuple[Tensor, float, list[dict[str, Any]]]:
     """Masks bool [L, H_k, d_k], cost in forward passes, what stages and rounds saw."""
+    if method == LEARNED:
+        width = masked.shape[2]
+        scale = 1.0 if epsilon == "scaled" else masked.architecture.output_scale(width, keep)
+        energy = gram.diagonal(dim1=1, dim2=2).view(masked.shape)
+        learned = learned_masks(
+            masked, fit, keep, scale, energy, LearnedSettings(), torch.Generator().manual_seed(seed)
+        )
+        return learned.kept, learned.passes, [{"kl": kl} for kl in learned.divergences]
     variant = VARIANTS[method]
     selection = progressive_fisher(
         masked.architecture, masked.model, masked.mixers, fit, keep, variant.settings,

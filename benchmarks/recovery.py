@@ -42,6 +42,7 @@ from benchmarks.environment import write_result
 from benchmarks.recovery_figure import draw, print_table
 from compressor.calibration.tokenizer import load_tokenizer
 from compressor.checkpoint.config_file import CONFIG_FILE, read_config
+from compressor.checkpoint.headers import read_tensor
 from compressor.distilling import plan_training
 from compressor.evaluation.measure import Material, compare
 from compressor.evaluation.pairing import differences, memory_difference
@@ -76,7 +77,7 @@ class Bench:
     arguments: argparse.Namespace
 
     def folder(self, name: str) -> Path:
-        path: Path = self.arguments.work / f"{self.source.folder.name}-{self.ratio}-{name}"
+        path: Path = self.arguments.work / f"{self.source.folder.name}-{self.ratio}-{self.arguments.method}-{name}"
         return path
 
 
@@ -252,8 +253,11 @@ def _control(bench: Bench, section: RecoverySection, name: str) -> tuple[PreTrai
         section, CalibrationSection(source=bench.arguments.training_text), source.architecture,
         source.checkpoint.raw_config, tokenizer, bench.arguments.seed,
     )  # fmt: skip
-    model = load_model(source.architecture, source.folder, source.checkpoint.raw_config, torch.float32, device)
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32  # as a student is held
+    model = load_model(source.architecture, source.folder, source.checkpoint.raw_config, dtype, device)
     student = prepare_student(source.architecture, model, source.mixers, plan.student)
+    entries = source.checkpoint.index.entries
+    student.take_exact(lambda name: read_tensor(entries[name]))
     work = bench.folder(_labelled(bench, name))
     train(
         model, student.trainable_parameters(), None, source.architecture, source.mixers,
@@ -263,7 +267,7 @@ def _control(bench: Bench, section: RecoverySection, name: str) -> tuple[PreTrai
     )  # fmt: skip
     folder = work.with_name(f"{work.name}-model")
     shutil.copytree(source.folder, folder, dirs_exist_ok=True, copy_function=shutil.copyfile)
-    dtypes = {key: entry.torch_dtype for key, entry in source.checkpoint.index.entries.items()}
+    dtypes = {key: entry.torch_dtype for key, entry in entries.items()}
     replace_tensors(folder, student.merged_tensors(dtypes))
     return _load(bench, folder), {"training": _last_step(work)}
 

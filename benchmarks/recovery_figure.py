@@ -18,6 +18,7 @@ def print_table(rows: Sequence[Row]) -> None:
     columns = [
         "model",
         "ratio",
+        "method",
         "variant",
         *texts,
         "KL text",
@@ -33,6 +34,7 @@ def print_table(rows: Sequence[Row]) -> None:
         table.add_row(
             row["model"],
             f"{row['ratio']:g}",
+            row["method"] if row["ratio"] else "",
             row["variant"],
             *(f"{row['perplexity'][name]:.2f}" if name in row["perplexity"] else "not measured" for name in texts),
             f"{row['kl_text']:.4f}",
@@ -51,17 +53,17 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    groups: dict[tuple[str, float], dict[str, Row]] = {}
+    groups: dict[tuple[str, float, str], dict[str, Row]] = {}
     for row in rows:
         if row["ratio"] > 0:
-            groups.setdefault((row["model"], row["ratio"]), {})[row["variant"]] = row
+            groups.setdefault((row["model"], row["ratio"], row["method"]), {})[row["variant"]] = row
     dense = {row["model"]: row for row in rows if row["variant"] == "dense"}
     names = [name for name in next(iter(groups.values())) if all(name in members for members in groups.values())]
     figure, axes = plt.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
-    for (model, ratio), members in groups.items():
+    for (model, ratio, method), members in groups.items():
         text = next(iter(dense[model]["perplexity"]))
         base = dense[model]["perplexity"][text]
-        style = {"marker": "o", "label": f"{model} at {ratio:g}"}
+        style = {"marker": "o", "label": f"{model} at {ratio:g}, {method}"}
         axes[0].plot(names, [100 * (members[name]["perplexity"][text] / base - 1) for name in names], **style)
         axes[1].plot(names, [100 * members[name]["memory_tokens"] for name in names], **style)
     axes[0].set_ylabel("perplexity on prose above the original's, %")

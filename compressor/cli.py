@@ -27,6 +27,7 @@ _EPILOG = """other verbs:
   compress compare A B        results of evaluate, or compressed folders, side by side
   compress probe MODEL        what its recurrent states hold, which heads use them, what is lost without
   compress sweep MODEL        several methods and widths from one calibration; a table, JSON and a figure
+  compress bench MODEL        time a step and a prompt take, and memory; --baseline MODEL2 for ratios
   compress inspect MODEL      layers, heads, widths, state bytes, and what engines make of each width
   compress validate RECIPE    check a recipe file
   compress push DIR REPO      upload a result to the Hub
@@ -49,6 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "probe": _probe,
         "push": _push,
         "sweep": _sweep,
+        "bench": _bench,
     }
     verb: Callable[[list[str]], int] = _compress
     if words and words[0] in verbs:
@@ -182,6 +184,12 @@ def _sweep(words: list[str]) -> int:
     from compressor.sweep_command import sweep_command
 
     return sweep_command(words)
+
+
+def _bench(words: list[str]) -> int:
+    from compressor.bench_command import bench_command
+
+    return bench_command(words)
 
 
 def _verify(words: list[str]) -> int:

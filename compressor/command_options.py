@@ -4,6 +4,16 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
+
+from compressor.width import check_allocation
+
+
+class _CheckedAllocation(argparse.Action):
+    """Refuses what cannot be written and stores nothing: there is one thing left that it could be."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, *_: Any) -> None:
+        check_allocation(values)
 
 
 def add_selection_options(parser: argparse.ArgumentParser) -> None:
@@ -21,6 +31,7 @@ def add_selection_options(parser: argparse.ArgumentParser) -> None:
 def add_scoring_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("choice of channels").add_argument
     add("--round-to", type=int, metavar="N", help="keep a multiple of N channels, but for --target-dim (default: 16)")
+    add("--allocation", action=_CheckedAllocation, help="uniform: the width is that of all layers (default)")
     add("--scoring", help="what is scored: qk, k or q; the choice always cuts both (default: qk)")
     add("--f", type=float, help="bound of strong RRQR on max rho (default: 1.5)")
     add("--norm-epsilon", help="keep, scaled by d_k/k, which undoes the change of scale, or auto (default: keep)")

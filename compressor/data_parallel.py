@@ -24,7 +24,7 @@ from torch.distributed.rendezvous import rendezvous
 from compressor.errors import CompressorError, RequestError, RunError
 from compressor.launched import launch
 from compressor.loading import resolve_device
-from compressor.recovery.parallel import refuse_sharding
+from compressor.recovery.parallel import refuse_other_engines
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -225,7 +225,7 @@ def join_processes(device: str) -> Processes:
 
     Raises:
         RequestError: `device` names one GPU for all, there are fewer GPUs than processes, or accelerate was launched
-            to split the model.
+            for an engine that recovery does not know.
     """
     launched = launch()
     if launched.count == 1:
@@ -235,7 +235,7 @@ def join_processes(device: str) -> Processes:
         refuse_shared_gpus(resolved, torch.cuda.device_count(), launched.local_count)
     state = PartialState(cpu=resolved.type == "cpu")
     try:
-        refuse_sharding(Accelerator(cpu=resolved.type == "cpu"))
+        refuse_other_engines(Accelerator(cpu=resolved.type == "cpu"))
     except RequestError:
         leave_processes()
         raise

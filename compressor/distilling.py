@@ -18,7 +18,7 @@ from compressor.architectures.base import Architecture
 from compressor.calibration.text import DocumentStream, TextSource, open_documents
 from compressor.calibration.tokens import token_sha256
 from compressor.checkpoint.config_file import CONFIG_FILE, dump_config, read_config
-from compressor.checkpoint.headers import read_headers
+from compressor.checkpoint.headers import read_headers, read_tensor
 from compressor.context_length import refuse_sequences_beyond
 from compressor.data_parallel import Processes
 from compressor.errors import RequestError
@@ -37,6 +37,7 @@ from compressor.recovery.student import (
     StudentSummary,
     prepare_student,
 )
+from compressor.recovery.tracking import keep_written_figures, refuse_missing_tracker
 from compressor.recovery.training import TrainingResult, train
 from compressor.retrieval_tokens import calibration_forms
 from compressor.training_tokens import TrainingTokens
@@ -108,6 +109,7 @@ def plan_training(
     Raises:
         RequestError: a rank, target, length, share or text that does not fit the compressed model.
     """
+    refuse_missing_tracker(section.tracker)
     seed = seed if section.seed is None else section.seed
     targets = None if section.targets is None else tuple(section.targets)
     student = StudentSettings(section.trainable, section.rank, section.alpha, targets, seed)
@@ -203,17 +205,20 @@ def train_folder(
 ) -> Trained:
     """Train a checkpoint and replace its tensors; `training.jsonl` and the curve are put beside them.
 
-    Every process trains, and the main one writes. `teacher` gives the device. The student is loaded in float32, and
-    computes in bfloat16 on a GPU. With `resume` the newest checkpoint in the work folder is gone on from.
+    Every process trains, and the main one writes. `teacher` gives the device. On a GPU the student computes in
+    bfloat16 and holds in it what is not trained; what is trained and merged is taken from the files, in float32. With
+    `resume` the newest checkpoint in the work folder is gone on from.
 
     Raises:
         RequestError, RunError: see `compressor.recovery.training.train`.
     """
     device, folder = teacher.device, folders.checkpoint
-    model = load_model(architecture, folder, read_config(folder / CONFIG_FILE), torch.float32, device)
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    model = load_model(architecture, folder, read_config(folder / CONFIG_FILE), dtype, device)
     entries = read_headers(folder).entries
     mixers = architecture.mixers(model.config, list(entries))
     student = prepare_student(architecture, model, mixers, plan.student)
+    student.take_exact(lambda name: read_tensor(entries[name]))
     accelerator = Accelerator(cpu=device.type == "cpu", log_with=plan.section.tracker, project_dir=str(folders.work))
     # The gradients of the first step would wait for a process that is still loading, and with a limit.
     processes.wait_for_all()
@@ -252,10 +257,12 @@ def _on_step(plan: TrainingPlan, advance: Advance, reporter: StageReporter) -> C
 
 def _write_trained(plan: TrainingPlan, student: Student, result: TrainingResult, folders: TrainingFolders) -> None:
     folder = folders.checkpoint
-    dtypes = {name: entry.torch_dtype for name, entry in read_headers(folder).entries.items()}
-    replace_tensors(folder, student.merged_tensors(dtypes))
+    entries = read_headers(folder).entries
+    dtypes = {name: entry.torch_dtype for name, entry in entries.items()}
+    replace_tensors(folder, student.merged_tensors(dtypes, lambda name: read_tensor(entries[name])))
     (folder / result.log.name).write_bytes(result.log.read_bytes())
     draw_curve(result.log, folder / CURVE_FILE)
+    keep_written_figures(folders.work, folder)
     if folders.adapter is not None:
         with translate_write_errors(Path(plan.section.save_adapter or folders.adapter), None):
             student.save_adapter(folders.adapter)

@@ -11,6 +11,8 @@ from pydantic import TypeAdapter, ValidationError
 from transformers import PreTrainedTokenizerBase
 
 from compressor.calibration.tokenizer import load_tokenizer
+from compressor.checkpoint.config_file import CONFIG_FILE
+from compressor.checkpoint.source import ADAPTER_FILE
 from compressor.errors import RequestError
 from compressor.evaluation.tokenizer_identity import tokenizer_sha256
 from compressor.preparation import ConfiguredModel, open_model
@@ -24,6 +26,11 @@ def read_folder(folder: Path) -> tuple[Report, Recipe]:
     """What the folder says of itself; nothing in it may be missing, or be of a training that would be lost."""
     if not folder.is_dir():
         raise RequestError(f"there is no folder {folder}; give a folder that compress wrote.")
+    if (folder / ADAPTER_FILE).is_file() and not (folder / CONFIG_FILE).is_file():
+        raise RequestError(
+            f"{folder} holds an adapter ({ADAPTER_FILE}) and no model; give the folder that compress wrote and the "
+            "adapter was saved beside."
+        )
     content = read_compression(folder)
     if content is None or not (folder / "recipe.yaml").is_file():
         missing = "compression.json" if content is None else "recipe.yaml"

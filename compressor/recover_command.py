@@ -25,6 +25,8 @@ _SECTION_OPTIONS: tuple[tuple[str, type, str], ...] = (
     ("--learning-rate", float, "peak (default: 1e-4)"),
     ("--final-learning-rate", float, "of the last step (default: 1e-5)"),
     ("--warmup-share", float, "share of the steps in which it rises (default: 0.05)"),
+    ("--weight-decay", float, "AdamW's, of matrices (default: 0)"),
+    ("--gradient-norm", float, "longer gradients are scaled down to it (default: 1)"),
     ("--kl-weight", float, "of KL(teacher || student) (default: 1)"),
     ("--cross-entropy-weight", float, "of the loss on the text itself (default: 0)"),
     ("--temperature", float, "of both distributions of the KL (default: 1)"),

@@ -201,7 +201,8 @@ def result_table(report: Report) -> Table:
         table.add_row(*map(escape, row))
     for policy, figures in evaluation.by_norm_epsilon.items():
         chosen = " (written)" if policy == report.norm_epsilon.policy else ""
-        table.add_row(f"KL with norm epsilon {policy}{chosen}: text, prompts", "", _divergences(figures))
+        label = f"with norm epsilon {policy}{chosen}: KL of text, KL of prompts; memory"
+        table.add_row(label, "", f"{_divergences(figures)}; {_share(figures.memory)}")
     return table
 
 
@@ -222,6 +223,10 @@ def _selection_rows(selection: SelectionReport | None) -> list[tuple[str, str]]:
 def _divergences(figures: NormEpsilonFigures) -> str:
     values = (figures.kl_text, figures.kl_prompts)
     return ", ".join("not measured" if value is None else f"{value:.4f}" for value in values)
+
+
+def _share(value: float | None) -> str:
+    return "not measured" if value is None else f"{value:.1%}"
 
 
 def _norm_epsilon_report(policy: str, cut: CutPlan, policies: Policies) -> NormEpsilonReport:

@@ -45,6 +45,21 @@ def _fitting_step(channels: float) -> int:
     return 1 if channels < 2 else 2 ** int(math.log2(channels))
 
 
+def check_allocation(name: str) -> None:
+    """Whether layers can have such widths: `uniform`, the same for all, is what a config can say.
+
+    Raises RequestError for another, the reason named for `per-layer`.
+    """
+    if name == "per-layer":
+        raise RequestError(
+            "--allocation per-layer gives each layer a key width of its own, and the configs of flash-linear-attention "
+            "and transformers have one for all layers, so that no stock class would load the result; leave it at "
+            "uniform. benchmarks/allocation.py simulates what it would gain."
+        )
+    if name != "uniform":
+        raise RequestError(f'--allocation "{name}" is none; give uniform, the same width for all layers.')
+
+
 def width_within(head_k_dim: int, channel_bytes: int, target: int, round_to: int) -> int:
     """The largest multiple of `round_to` below the present width whose state takes at most `target` bytes.
 

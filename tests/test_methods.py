@@ -14,7 +14,13 @@ METHODS = ["energy", "s-wanda", "gradient", "l1", "drrqr"]
 FAST = ["--no-verify", "--no-evaluate", "--no-refit"]
 
 
-@pytest.mark.parametrize("name", ["gated_deltanet", "gated_deltaproduct", "delta_net", "q35", "qn"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gated_deltanet", "delta_net", "q35",
+        pytest.param("gated_deltaproduct", marks=pytest.mark.slow), pytest.param("qn", marks=pytest.mark.slow),
+    ],
+)  # fmt: skip
 def test_methods_and_scorings_choose_differently(name: str, tmp_path: Path) -> None:
     source, text = make_source(name, tmp_path / "source"), make_text(tmp_path)
     chosen = {}
@@ -29,14 +35,12 @@ def test_methods_and_scorings_choose_differently(name: str, tmp_path: Path) -> N
     assert len(set(chosen.values())) == len(chosen) == 9
 
 
-def test_gradient_is_the_same_twice_and_is_verified(tmp_path: Path) -> None:
+def test_gradient_is_the_same_twice(tmp_path: Path) -> None:
     source, text = make_source("gated_deltanet", tmp_path / "source"), make_text(tmp_path)
-    words = ["--method", "gradient", "--no-evaluate", "--no-refit"]
-    assert compress(source, tmp_path / "first", text, *words) == 0
-    assert compress(source, tmp_path / "second", text, *words, "--no-verify") == 0
+    for name in ("first", "second"):
+        assert compress(source, tmp_path / name, text, "--method", "gradient", *FAST) == 0
     first, second = ((tmp_path / name / "selection.json").read_text() for name in ("first", "second"))
     assert first == second
-    assert json.loads((tmp_path / "first" / "compression.json").read_text())["verification"]["passed"]
 
 
 def test_scoring_for_random_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -96,7 +96,7 @@ def test_too_few_tokens_to_refit_are_refused_before_anything_is_read(
     assert "needs at least" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("trainable", ["lora", "mixers"])
+@pytest.mark.parametrize("trainable", ["lora", pytest.param("mixers", marks=pytest.mark.slow)])
 def test_recovery_trains_a_cut_and_the_result_is_verified(trainable: str, cut: Path, tmp_path: Path) -> None:
     output = tmp_path / "out"
     rank = ["--rank", "2"] if trainable == "lora" else []

@@ -80,7 +80,6 @@ def test_unknown_family(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     ("model_type", "reason"),
     [
         ("gla", "the gate that gives them, gk_proj, has to be cut"),
-        ("kda", "the gate that gives them, f_proj with dt_bias, has to be cut"),
         ("kimi_linear", "linear_head_dim is the width of its keys and of its values at once"),
         ("retnet", "a rotary embedding whose angles follow from the width of the head"),
         ("rwkv7", "its keys are as wide as hidden_size and head_dim only divides them into heads"),

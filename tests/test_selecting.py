@@ -23,6 +23,7 @@ FAMILIES = [
     "gated_deltanet",
     "gated_deltanet_hybrid",
     "gated_deltaproduct_three_keys",
+    "kda",
     "delta_net",
     "delta_net_no_short_conv",
     "q35",

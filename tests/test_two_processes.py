@@ -18,15 +18,22 @@ from tests.tiny_models import read_weights
 
 ROOT = Path(__file__).resolve().parents[1]
 LAUNCH = (
-    *("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"),
+    *("-m", "accelerate.commands.launch", "--num_processes", "2", "--num_machines", "1"),
     *("--mixed_precision", "no", "--dynamo_backend", "no", "--num_cpu_threads_per_process", "1"),
     *("--main_process_port", "0", "--module", "compressor"),
 )
+ENGINES = {"replicated": ("--multi_gpu",), "sharded": ("--use_fsdp", "--fsdp_version", "2")}
 SETTINGS = "sequences: 12, sequence_length: 64, batch_size: 2, rank: 2, retrieval_share: 0.0, learning_rate: 0.001"
 
 
-def launched(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *LAUNCH, *words], cwd=ROOT, capture_output=True, text=True, check=False)
+def launched(*words: str, engine: tuple[str, ...] = ("--multi_gpu",)) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *LAUNCH[:2], *engine, *LAUNCH[2:], *words],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def report_of(folder: Path) -> dict[str, Any]:
@@ -79,13 +86,15 @@ def test_recovery_of_a_folder(tmp_path: Path) -> None:
     recipe.write_text(f"recovery: {{{SETTINGS}}}\n", encoding="utf-8")
     assert compress(source, cut, make_text(tmp_path), "--no-verify", "--no-evaluate") == 0
     words = ["recover", str(cut), "--recipe", str(recipe), "--device", "cpu", "--no-evaluate", "--no-verify"]
-    one, two = tmp_path / "one", tmp_path / "two"
-    done = launched(*words, "--output-dir", str(two))
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("result:") == done.stdout.count("training:") == 1
+    one = tmp_path / "one"
     assert main([*words, "--output-dir", str(one)]) == 0
-    check_same(one, two)
-    assert not (tmp_path / "two.resume").exists()
+    for name, engine in ENGINES.items():
+        done = launched(*words, "--output-dir", str(tmp_path / name), engine=engine)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("result:") == done.stdout.count("training:") == 1
+        assert "Warning" not in done.stderr
+        check_same(one, tmp_path / name)
+        assert not (tmp_path / f"{name}.resume").exists()
 
 
 @pytest.mark.slow

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from compressor.cli import main
 from compressor.errors import RequestError
-from compressor.width import kept_width
+from compressor.width import check_allocation, kept_width
 
 
 @pytest.mark.parametrize(
@@ -54,3 +55,15 @@ def test_rounding_to_everything() -> None:
         kept_width(64, 0.05, None, 16)
     with pytest.raises(RequestError, match="nothing would be removed"):
         kept_width(32, 0.4, None, 32)
+
+
+def test_widths_of_their_own_are_refused_before_anything_is_opened(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["nowhere", "--ratio", "0.5"], ["sweep", "nowhere", "--output-dir", "out"]):
+        assert main([*words, "--allocation", "per-layer"]) == 2
+        error = capsys.readouterr().err
+        assert "no stock class would load the result; leave it at uniform." in error
+        assert "nowhere" not in error
+        assert main([*words, "--allocation", "uniform"]) == 2
+        assert "nowhere" in capsys.readouterr().err
+    with pytest.raises(RequestError, match='--allocation "layer" is none; give uniform'):
+        check_allocation("layer")

@@ -71,6 +71,20 @@ _MAMBA2 = {
     "num_hidden_layers": 2,
     "initializer_range": 0.2,
 }
+_MAMBA2_HYBRID = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "mamba_n_heads": 4,
+    "mamba_d_head": 16,
+    "mamba_d_state": 16,
+    "mamba_n_groups": 2,
+    "mamba_chunk_size": 32,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "intermediate_size": 48,
+    "initializer_range": 0.2,
+}
 _VISION = {
     "depth": 1,
     "hidden_size": 16,
@@ -142,6 +156,9 @@ VARIANTS: dict[str, Variant] = {
     "gated_deltaproduct_no_short_conv": _gated_deltaproduct(use_short_conv=False),
     "gated_deltaproduct_tied": _gated_deltaproduct(tie_word_embeddings=True),
     "gated_deltaproduct_hybrid": _gated_deltaproduct(num_hidden_layers=3, attn={"layers": [1], "num_heads": 2}),
+    "kda": Variant(
+        "fla.models:KDAConfig", "fla.models:KDAForCausalLM", _GATED_DELTANET | {"num_v_heads": 4, "expand_v": 1.25}
+    ),
     "q35": Variant("transformers:Qwen3_5TextConfig", "transformers:Qwen3_5ForCausalLM", _QWEN_LINEAR),
     "qw": Variant(
         "transformers:Qwen3_5Config",
@@ -194,6 +211,9 @@ VARIANTS: dict[str, Variant] = {
             "num_attention_heads": 2,
             "num_key_value_heads": 1,
             "head_dim": 16,
+            "chunk_size": 32,
+            "time_step_min": 1e-6,
+            "initializer_range": 0.2,
         },
     ),
     "m2": _mamba2(),
@@ -205,4 +225,51 @@ VARIANTS: dict[str, Variant] = {
     "m2_fla_one_group": _fla_mamba2(n_groups=1, norm_before_gate=True),
     "m2_fla_no_norm": _fla_mamba2(rmsnorm=False, D_has_hdim=True, use_conv_bias=False),
     "m2_fla_tied": _fla_mamba2(tie_word_embeddings=True),
+    "bamba": Variant(
+        "transformers:BambaConfig", "transformers:BambaForCausalLM", _MAMBA2_HYBRID | {"attn_layer_indices": [1]}
+    ),
+    "granite": Variant(
+        "transformers:GraniteMoeHybridConfig",
+        "transformers:GraniteMoeHybridForCausalLM",
+        _MAMBA2_HYBRID
+        | {
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "num_local_experts": 0,
+            "shared_intermediate_size": 12,
+            "residual_multiplier": 0.5,
+        },
+    ),
+    "falcon_h1": Variant(
+        "transformers:FalconH1Config",
+        "transformers:FalconH1ForCausalLM",
+        _MAMBA2_HYBRID
+        | {
+            "num_hidden_layers": 2,
+            "mamba_d_ssm": 64,
+            "mamba_rms_norm": True,
+            "ssm_multipliers": [0.8, 1.25, 0.5, 1.5, 0.7],
+            "ssm_in_multiplier": 1.2,
+            "ssm_out_multiplier": 0.6,
+        },
+    ),
+    "zamba2": Variant(
+        "transformers:Zamba2Config",
+        "transformers:Zamba2ForCausalLM",
+        {
+            "vocab_size": 64,
+            "hidden_size": 32,
+            "num_hidden_layers": 4,
+            "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"],
+            "n_mamba_heads": 4,
+            "mamba_d_state": 16,
+            "mamba_ngroups": 2,
+            "chunk_size": 32,
+            "num_attention_heads": 2,
+            "intermediate_size": 48,
+            "adapter_rank": 4,
+            "use_mem_rope": True,
+            "time_step_min": 1e-6,
+            "initializer_range": 0.2,
+        },
+    ),
 }

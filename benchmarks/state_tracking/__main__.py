@@ -14,8 +14,9 @@ Results are written after each part of a run; runs that --output already has who
   by energy and at random: the unpruned model with the other channels zeroed before normalisation, no recovery.
 
 A group's models are trained at 128 tokens and tested to 512, parity and arithmetic at 3 to 40 and 40 to 256, as
-published (see `compressor.evaluation.state_tracking`). On a CPU the reference recurrences run in float32: good for
-tiny models; on a GPU fla's kernels run under bfloat16 autocast.
+published (see `compressor.evaluation.state_tracking`). `--curriculum 4 8 32 --cooldown 400` trains short sequences
+first and ends when the task is solved: groups that have plateaus, from S4 on, then need a fraction of the steps. On a
+CPU the reference recurrences run in float32: good for tiny models; on a GPU fla's kernels run under bfloat16 autocast.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ from rich.console import Console
 from benchmarks.environment import write_result
 from benchmarks.state_tracking.figure import betas_of, draw
 from benchmarks.state_tracking.models import FAMILIES, ModelSettings
+from benchmarks.state_tracking.pace import TrainingSettings
 from benchmarks.state_tracking.runs import RunSettings, run
-from benchmarks.state_tracking.training import TrainingSettings
 from compressor.errors import CompressorError, RequestError
 from compressor.evaluation.state_tracking.registry import TASK_NAMES, find_task
 from compressor.evaluation.state_tracking.word_problems import GroupWordProblem
@@ -68,6 +69,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--batch-size", type=int, default=512)
     parser.add_argument("--train-lengths", type=int, nargs=2, help="shortest and longest")
+    parser.add_argument("--curriculum", type=int, nargs="*", default=[], help="longest lengths before, ascending")
+    parser.add_argument("--cooldown", type=int, metavar="N", help="end N steps after the task is solved; no cosine")
+    parser.add_argument("--time-limit", type=float, metavar="S", help="seconds after which --cooldown begins unsolved")
     parser.add_argument("--test-lengths", type=int, nargs="+", help="ascending")
     parser.add_argument("--test-samples", type=int, default=2048)
     parser.add_argument("--pruning-samples", type=int, default=256)
@@ -106,9 +110,21 @@ def _settings(
         head_dim=arguments.head_dim, short_convolution=arguments.short_convolution,
         forget_gate=arguments.forget_gate, output_gate=arguments.output_gate,
     )  # fmt: skip
+    curriculum = tuple(arguments.curriculum)
+    if list(curriculum) != sorted(set(curriculum)) or any(not 1 < length < longest for length in curriculum):
+        raise RequestError(
+            f"curriculum {list(curriculum)}: give ascending lengths above 1 and below {longest}, the longest trained."
+        )
+    if arguments.time_limit is not None and arguments.cooldown is None:
+        raise RequestError(f"--time-limit {arguments.time_limit:g} needs --cooldown, the steps that it leaves.")
+    if arguments.steps < 1 or (arguments.cooldown is not None and not 1 <= arguments.cooldown <= arguments.steps):
+        raise RequestError(
+            f"{arguments.steps} steps, cooldown {arguments.cooldown}: give at least 1 step and a cooldown of 1 to that."
+        )
     training = TrainingSettings(
-        arguments.steps, arguments.batch_size, shortest, longest, arguments.learning_rate, arguments.weight_decay
-    )
+        arguments.steps, arguments.batch_size, shortest, longest, arguments.learning_rate, arguments.weight_decay,
+        curriculum=curriculum, cooldown=arguments.cooldown, time_limit_s=arguments.time_limit,
+    )  # fmt: skip
     return RunSettings(
         task=task_name, model=model, training=training, test_lengths=lengths,
         test_shortest=lengths[-1] if is_group else min(longest, lengths[0]),

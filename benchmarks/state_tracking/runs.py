@@ -20,7 +20,8 @@ from benchmarks.state_tracking.inspection import (
     record_activations,
 )
 from benchmarks.state_tracking.models import ModelSettings, build_model, tapped
-from benchmarks.state_tracking.training import TrainingSettings, mixed_precision, train
+from benchmarks.state_tracking.pace import TrainingSettings
+from benchmarks.state_tracking.training import mixed_precision, train
 from compressor.evaluation.state_tracking.accuracy import PositionCounts, accuracy_by_position, scaled_accuracy
 from compressor.evaluation.state_tracking.base import StateTrackingTask
 from compressor.evaluation.state_tracking.registry import find_task
@@ -71,6 +72,7 @@ def run(
         "parameters": parameters,
         "training_seconds": round(record.seconds, 2),
         "history": record.history,
+        "stages": record.stages,
         "chance": task.chance,
         "test": figures(measure(model, task, settings, settings.test_samples), task, settings),
     }

@@ -140,6 +140,8 @@ class Architecture(ABC):
     """Whether the GPU kernels accept float32 activations."""
     scales_by_width: ClassVar[bool] = True
     """Whether the recurrence multiplies queries by head_k_dim**-0.5, so that a cut changes the size of its outputs."""
+    normalizes_keys: ClassVar[bool] = True
+    """Whether each token's queries and keys are divided by their L2 norms, so that channels share a length of one."""
     norm_epsilon_in_config: ClassVar[bool] = True
     """Whether the output norm's epsilon is a field of config.json, so that an export can scale it."""
     loading_note: ClassVar[str] = ""

@@ -3,6 +3,8 @@
     log alpha_t = -exp(A) softplus(a_t + b),    one a value head
 
 with A and b parameters of the mixer (Gu and Dao 2023, arXiv:2312.00752; Yang et al. 2024, arXiv:2412.06464, section 3).
+Kimi delta attention has one a key channel of each value head, by the same formula or, with a lower bound c, by
+c sigmoid(exp(A) (a_t + b)); a head's log alpha is then the mean over its channels.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -23,6 +26,7 @@ OnLogDecay = Callable[[int, Tensor], None]
 _GATE_PROJECTIONS: Mapping[str, str] = {
     "gated_deltanet": "a_proj",
     "gated_deltaproduct": "a_proj",
+    "kda": "f_proj",
     "mamba2": "in_proj",
     FLA_MAMBA2: "in_proj",
     "olmo_hybrid": "a_proj",
@@ -34,6 +38,8 @@ _GATE_PROJECTIONS: Mapping[str, str] = {
 }
 _STEPS_AND_DECAYS = frozenset({"in_proj_ba"})
 """Projections that give, one key head after the other, the steps of its value heads and then their decays."""
+_OF_CHANNELS = frozenset({"f_proj"})
+"""Projections that give a decay of every key channel, one value head after the other."""
 
 
 def has_decay(model_type: str) -> bool:
@@ -50,21 +56,34 @@ def decays_seen(model: nn.Module, mixers: Sequence[Mixer], model_type: str, on_l
                 module = model.get_submodule(mixer.module)
                 gate = dict(module.named_children()).get(_GATE_PROJECTIONS[model_type])
                 if gate is not None:
-                    interleaved = _GATE_PROJECTIONS[model_type] in _STEPS_AND_DECAYS
-                    hook = _report(mixer, module, interleaved, on_log_decay)
-                    stack.callback(gate.register_forward_hook(hook).remove)
+                    log_decay = _log_decay_of(_GATE_PROJECTIONS[model_type], mixer, module)
+                    stack.callback(gate.register_forward_hook(_report(mixer.layer, log_decay, on_log_decay)).remove)
         yield
 
 
 def _report(
-    mixer: Mixer, stock: nn.Module, interleaved: bool, on_log_decay: OnLogDecay
+    layer: int, log_decay: Callable[[Tensor], Tensor], on_log_decay: OnLogDecay
 ) -> Callable[[nn.Module, tuple[Any, ...], Tensor], None]:
-    rate, bias = stock.get_parameter("A_log"), stock.get_parameter("dt_bias")
-
     def hook(module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> None:
-        if interleaved:
-            output = output.unflatten(-1, (mixer.num_k_heads, 2, -1))[..., 1, :].flatten(-2)
-        output = output[..., -mixer.num_v_heads :]  # Mamba-2's in_proj gives the step sizes last
-        on_log_decay(mixer.layer, -rate.float().exp() * F.softplus(output.float() + bias.float()))
+        on_log_decay(layer, log_decay(output.float()))
 
     return hook
+
+
+def _log_decay_of(gate: str, mixer: Mixer, stock: nn.Module) -> Callable[[Tensor], Tensor]:
+    """From what the gate's projection gives, float32 [B, T, rows], to log alpha [B, T, H_v]."""
+    rate, bias = stock.get_parameter("A_log"), stock.get_parameter("dt_bias")
+
+    def one_a_head(output: Tensor) -> Tensor:
+        if gate in _STEPS_AND_DECAYS:
+            output = output.unflatten(-1, (mixer.num_k_heads, 2, -1))[..., 1, :].flatten(-2)
+        output = output[..., -mixer.num_v_heads :]  # Mamba-2's in_proj gives the step sizes last
+        return -rate.float().exp() * F.softplus(output + bias.float())
+
+    def one_a_channel(output: Tensor) -> Tensor:
+        raw = (output + bias.float()).unflatten(-1, (mixer.num_v_heads, -1))
+        factor, bound = rate.float().exp()[:, None], vars(stock)["lower_bound"]
+        decays = -factor * F.softplus(raw) if bound is None else bound * torch.sigmoid(factor * raw)
+        return decays.mean(-1)
+
+    return one_a_channel if gate in _OF_CHANNELS else one_a_head

@@ -9,7 +9,7 @@ of the family that runs meanwhile, such as the one that is compared with, passes
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from compressor.architectures.base import Mixer, RecurrenceTap
 
@@ -31,6 +32,8 @@ class EntryPoint:
     kind "normalization" is called once with the query, then once with the key, before a recurrence;
     with it, recurrences of the same module only have their output tapped. With `query_for_each_key` the
     query and the output have a place for every key of a token, and only the last of them is read.
+    `channel_gate` names a decay of every key channel before its activation, [B, T, H_v, d_k], and its bias [H_v d_k]:
+    where a tap makes keys wider, they are filled up with zeros.
     """
 
     module: str
@@ -39,6 +42,7 @@ class EntryPoint:
     query: str = "q"
     key: str = "k"
     query_for_each_key: bool = False
+    channel_gate: tuple[str, str] | None = None
 
 
 @dataclass
@@ -110,6 +114,8 @@ def _recurrence(
         elif taps_inputs:
             query, key = kwargs[entry.query], kwargs[entry.key]
             kwargs[entry.query], kwargs[entry.key] = _tapped_inputs(tap, running, places, query, key)
+            if entry.channel_gate is not None:
+                kwargs |= _widened_gate(kwargs, entry.channel_gate, kwargs[entry.key].shape[-1])
         output, state = original(*args, **kwargs)
         return _at_last_places(partial(tap.on_output, running.layer), output, places), state
 
@@ -122,6 +128,16 @@ def _tapped_inputs(
     """`query` has `places` for each token, `key` the mixer's keys of a token one after the other."""
     tapped_query = _at_last_places(partial(_tapped, tap.on_query, running), query, places)
     return tapped_query, _each_key(partial(_tapped, tap.on_key, running), key, running.keys_per_token)
+
+
+def _widened_gate(arguments: Mapping[str, Tensor], names: tuple[str, str], width: int) -> dict[str, Tensor]:
+    """The gate [B, T, H_v, d_k] and its bias [H_v d_k] for keys of `width` channels."""
+    gate, bias = (arguments[name] for name in names)
+    missing = width - gate.shape[-1]
+    if not missing:
+        return {}
+    wider_bias = pad(bias.view(gate.shape[-2:]), (0, missing)).flatten()
+    return dict(zip(names, (pad(gate, (0, missing)), wider_bias), strict=True))
 
 
 def _at_last_places(change: Callable[[Tensor], Tensor], activations: Tensor, places: int) -> Tensor:

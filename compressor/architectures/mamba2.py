@@ -15,16 +15,14 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from compressor.architectures.base import Mixer, RecurrenceTap
-from compressor.architectures.interception import Function, Running
+from compressor.architectures.interception import Function
 from compressor.architectures.mamba2_layout import Mamba2Layout
-from compressor.architectures.scan_interception import ScanFunctions, intercept_scans
+from compressor.architectures.scan_interception import ScanFunctions, intercept_scans, intercept_transformers_scans
 from compressor.errors import RequestError
 from compressor.reference.backend import import_fla
 from compressor.reference.mamba2_backend import enable_for_fla_mamba2, enable_for_mamba2
 
-_TRANSFORMERS_SCANS = ScanFunctions(
-    "transformers.models.mamba2.modeling_mamba2", "mamba2_chunk_scan", "mamba2_selective_state_update"
-)
+_TRANSFORMERS_MODELING = "transformers.models.mamba2.modeling_mamba2"
 _FLA_SCANS = ScanFunctions("fla.layers.mamba2", "mamba_chunk_scan_combined", "selective_state_update")
 
 
@@ -47,7 +45,7 @@ class Mamba2(Mamba2Layout):
         """transformers registers its own classes."""
 
     def enable_cpu_backend(self) -> None:
-        enable_for_mamba2()
+        enable_for_mamba2(_TRANSFORMERS_MODELING)
 
     def load_config(self, folder: Path) -> PretrainedConfig:
         from transformers.models.mamba2.configuration_mamba2 import Mamba2Config
@@ -63,18 +61,7 @@ class Mamba2(Mamba2Layout):
     def tapped(
         self, model: PreTrainedModel, mixers: Sequence[Mixer], tap: RecurrenceTap
     ) -> AbstractContextManager[None]:
-        fused = {"mamba2_split_conv1d_scan_combined": _declined}
-        return intercept_scans(model, mixers, _TRANSFORMERS_SCANS, tap, fused)
-
-
-def _declined(original: Function, running: Running) -> Function:
-    """transformers goes on step by step where its fused function returns None."""
-
-    def fused(*args: Any, **kwargs: Any) -> Tensor | None:
-        result: Tensor | None = original(*args, **kwargs) if running.layer < 0 else None
-        return result
-
-    return fused
+        return intercept_transformers_scans(model, mixers, _TRANSFORMERS_MODELING, tap)
 
 
 @final

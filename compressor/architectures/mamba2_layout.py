@@ -1,4 +1,4 @@
-"""What transformers' and fla's Mamba-2 share: module paths, the rows of `in_proj` and `conv1d`, what recovery trains.
+"""What transformers' and fla's Mamba-2 share: module paths, what recovery trains, the rows of `in_proj` and `conv1d`.
 
 B is the key and C the query, one of each a group, and `state_size` their width. The rows of `in_proj` are the gate,
 x, B, C and one step size a head; those of `conv1d` are x, B, C.
@@ -18,7 +18,7 @@ from compressor.errors import RequestError
 
 _MAX_LAYERS = 100_000
 _STACK = "backbone.layers."
-_PROJECTIONS = frozenset({"in_proj"})
+ADAPTED_PROJECTIONS = frozenset({"in_proj"})
 """Without out_proj: in training mamba_ssm's fused kernel reads its weight itself, so an adapter would be passed by."""
 
 
@@ -27,14 +27,12 @@ class Mamba2Layout(Architecture):
 
     kernels_take_float32: ClassVar[bool] = True
     scales_by_width: ClassVar[bool] = False
+    normalizes_keys: ClassVar[bool] = False
     output_projection_name: ClassVar[str] = "out_proj"
     epsilon_field: ClassVar[str]
 
     def mixers(self, config: PretrainedConfig, tensor_names: Sequence[str]) -> tuple[Mixer, ...]:
-        if config.num_hidden_layers > _MAX_LAYERS:
-            raise RequestError(
-                f"config.json says {config.num_hidden_layers} layers, more than {_MAX_LAYERS}; correct it."
-            )
+        refuse_many_layers(config)
         return tuple(
             Mixer(
                 layer=layer,
@@ -51,18 +49,7 @@ class Mamba2Layout(Architecture):
         )
 
     def channel_maps(self, mixer: Mixer) -> tuple[ChannelMap, ...]:
-        values = mixer.num_v_heads * mixer.head_v_dim
-        keys = mixer.num_k_heads * mixer.head_k_dim
-        maps = []
-        for module, first_key, is_projection in (("in_proj", 2 * values, True), ("conv1d", values, False)):
-            key_rows = head_major_rows(mixer.num_k_heads, mixer.head_k_dim, offset=first_key)
-            query_rows = head_major_rows(mixer.num_k_heads, mixer.head_k_dim, offset=first_key + keys)
-            for parameter in ("weight", "bias"):
-                name = f"{mixer.tensors}.{module}.{parameter}"
-                scored = is_projection and parameter == "weight"
-                maps.append(ChannelMap(name, "query", query_rows, scored))
-                maps.append(ChannelMap(name, "key", key_rows, scored))
-        return tuple(maps)
+        return scan_channel_maps(mixer)
 
     def refuse_unsupported(self, config: PretrainedConfig, tensor_names: Sequence[str]) -> None:
         """Every variant that the stock classes can build is supported."""
@@ -89,10 +76,36 @@ class Mamba2Layout(Architecture):
         }
 
     def recovery_targets(self, model: PreTrainedModel, mixers: Sequence[Mixer]) -> RecoveryTargets:
-        return recovery_targets(model, mixers, _PROJECTIONS, (), "norm")
+        return recovery_targets(model, mixers, ADAPTED_PROJECTIONS, (), "norm")
 
     def tensor_name(self, parameter: str, mixers: Sequence[Mixer]) -> str:
         return tensor_name(parameter, mixers)
 
     def decoder(self, model: PreTrainedModel) -> nn.Module:
         return model.get_submodule("backbone")
+
+
+def refuse_many_layers(config: PretrainedConfig) -> None:
+    """Before anything is made for each of them.
+
+    Raises:
+        RequestError: config.json speaks of more layers than any model has.
+    """
+    if config.num_hidden_layers > _MAX_LAYERS:
+        raise RequestError(f"config.json says {config.num_hidden_layers} layers, more than {_MAX_LAYERS}; correct it.")
+
+
+def scan_channel_maps(mixer: Mixer) -> tuple[ChannelMap, ...]:
+    """Of the rows described above, for every family that lays a Mamba-2 mixer out so; its hybrids do."""
+    values = mixer.num_v_heads * mixer.head_v_dim
+    keys = mixer.num_k_heads * mixer.head_k_dim
+    maps = []
+    for module, first_key, is_projection in (("in_proj", 2 * values, True), ("conv1d", values, False)):
+        key_rows = head_major_rows(mixer.num_k_heads, mixer.head_k_dim, offset=first_key)
+        query_rows = head_major_rows(mixer.num_k_heads, mixer.head_k_dim, offset=first_key + keys)
+        for parameter in ("weight", "bias"):
+            name = f"{mixer.tensors}.{module}.{parameter}"
+            scored = is_projection and parameter == "weight"
+            maps.append(ChannelMap(name, "query", query_rows, scored))
+            maps.append(ChannelMap(name, "key", key_rows, scored))
+    return tuple(maps)

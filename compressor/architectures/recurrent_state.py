@@ -1,7 +1,8 @@
 """The recurrent state of every family in the cache that its stock class makes, always seen as [B, H_v, d_v, d_k].
 
-Notation as in `architectures.base`. fla keeps a dictionary a layer and its Gated DeltaNet the state value-first;
-fla's DeltaNet and Gated DeltaProduct and transformers' Qwen3.5 keep it key-first, the last in a cache layer of its own.
+Notation as in `architectures.base`. fla keeps a dictionary a layer, and its Gated DeltaNet and KDA the state
+value-first; fla's DeltaNet and Gated DeltaProduct and transformers' Qwen3.5 keep it key-first, the last in a cache
+layer of its own.
 """
 
 from __future__ import annotations
@@ -68,6 +69,7 @@ _LAYOUTS: Mapping[str, StateLayout] = {
     "delta_net": StateLayout("fla", value_first=False),
     "gated_deltanet": StateLayout("fla", value_first=True),
     "gated_deltaproduct": StateLayout("fla", value_first=False),
+    "kda": StateLayout("fla", value_first=True),
     "mamba2": StateLayout("transformers", value_first=True),
     FLA_MAMBA2: StateLayout("fla", value_first=True),
     "olmo_hybrid": StateLayout("transformers", value_first=False),

@@ -14,17 +14,23 @@ if TYPE_CHECKING:
     from compressor.architectures.base import Architecture
 
 _FAMILIES: Mapping[str, tuple[str, str]] = {
+    "bamba": ("compressor.architectures.mamba2_hybrids", "Bamba"),
     "delta_net": ("compressor.architectures.delta_net", "DeltaNet"),
+    "falcon_h1": ("compressor.architectures.mamba2_hybrids", "FalconH1"),
     "gated_deltanet": ("compressor.architectures.gated_deltanet", "GatedDeltaNet"),
     "gated_deltaproduct": ("compressor.architectures.gated_deltaproduct", "GatedDeltaProduct"),
+    "granitemoehybrid": ("compressor.architectures.mamba2_hybrids", "GraniteMoeHybrid"),
+    "kda": ("compressor.architectures.kda", "KimiDeltaAttention"),
     "mamba2": ("compressor.architectures.mamba2", "Mamba2"),
     FLA_MAMBA2: ("compressor.architectures.mamba2", "FlaMamba2"),
+    "nemotron_h": ("compressor.architectures.mamba2_hybrids", "NemotronH"),
     "olmo_hybrid": ("compressor.architectures.olmo_hybrid", "OlmoHybrid"),
     "qwen3_5": ("compressor.architectures.qwen3_5", "Qwen35"),
     "qwen3_5_moe": ("compressor.architectures.qwen3_5", "Qwen35Moe"),
     "qwen3_5_moe_text": ("compressor.architectures.qwen3_5", "Qwen35Moe"),
     "qwen3_5_text": ("compressor.architectures.qwen3_5", "Qwen35"),
     "qwen3_next": ("compressor.architectures.qwen3_next", "Qwen3Next"),
+    "zamba2": ("compressor.architectures.mamba2_hybrids", "Zamba2"),
 }
 
 # Linear-attention families that are met and not cut, each with the reason.
@@ -32,10 +38,6 @@ _REFUSED: Mapping[str, str] = {
     "gla": (
         "its state decays by another factor in each key channel, so the gate that gives them, gk_proj, has to be cut "
         "with q_proj and k_proj; expand_k could say the width, but no adapter does it"
-    ),
-    "kda": (
-        "its state decays by another factor in each key channel, so the gate that gives them, f_proj with dt_bias, "
-        "has to be cut with q_proj and k_proj; head_dim and expand_v could say the width, but no adapter does it"
     ),
     "kimi_linear": (
         "linear_head_dim is the width of its keys and of its values at once, so no config.json says that the keys "

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,6 +58,24 @@ def intercept_scans(
             stack.callback(setattr, namespace, name, vars(namespace)[name])
             setattr(namespace, name, replacement)
         yield
+
+
+def intercept_transformers_scans(
+    model: nn.Module, mixers: Sequence[Mixer], modeling: str, tap: RecurrenceTap
+) -> AbstractContextManager[None]:
+    """As `intercept_scans`, for a modelling module of transformers: Mamba-2 and its hybrids call all scans alike."""
+    scans = ScanFunctions(modeling, "mamba2_chunk_scan", "mamba2_selective_state_update")
+    return intercept_scans(model, mixers, scans, tap, {"mamba2_split_conv1d_scan_combined": _declined})
+
+
+def _declined(original: Function, running: Running) -> Function:
+    """transformers goes on step by step where its fused function returns None."""
+
+    def fused(*args: Any, **kwargs: Any) -> Tensor | None:
+        result: Tensor | None = original(*args, **kwargs) if running.layer < 0 else None
+        return result
+
+    return fused
 
 
 def _chunked(original: Function, running: Running, tap: RecurrenceTap) -> Function:

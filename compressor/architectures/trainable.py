@@ -20,6 +20,8 @@ def recovery_targets(
 ) -> RecoveryTargets:
     """The mixers' linear modules of the names `projections`, `per_head` included, and every parameter beside them.
 
+    A name may be dotted, `f_proj.1`.
+
     `block_norm` is the name, in a block, of the norm in front of the mixer. A parameter that the files hold in parts
     is left as it is.
 
@@ -30,7 +32,7 @@ def recovery_targets(
     whole: list[str] = []
     for mixer in mixers:
         parent = model.get_submodule(mixer.module)
-        present = {name: child for name, child in parent.named_children() if name in projections}
+        present = {name: module for name, module in parent.named_modules() if name in projections}
         _refuse_other_modules(mixer, present)
         paths += [f"{mixer.module}.{name}" for name in present]
         weights = {f"{name}.weight" for name in present}

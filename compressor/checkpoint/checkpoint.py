@@ -8,11 +8,9 @@ from typing import Any
 
 from compressor.checkpoint.config_file import CONFIG_FILE, read_config
 from compressor.checkpoint.headers import TensorIndex, read_headers
-from compressor.checkpoint.source import ModelFolder
+from compressor.checkpoint.source import ADAPTER_FILE, ModelFolder
 from compressor.checkpoint.validation import refuse_broken_tie, refuse_quantized, refuse_quantized_config
 from compressor.errors import RequestError
-
-ADAPTER_FILE = "adapter_config.json"
 
 
 @dataclass(frozen=True)

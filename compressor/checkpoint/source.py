@@ -19,6 +19,8 @@ _COMPANION_PATTERNS = (
     *("LICEN[CS]E*", "licen[cs]e*", "NOTICE*", "COPYING*", "USAGE*"),
 )
 
+ADAPTER_FILE = "adapter_config.json"
+
 
 @dataclass(frozen=True)
 class ModelFolder:
@@ -84,6 +86,10 @@ def _local_folder(path: Path, revision: str | None) -> ModelFolder:
         raise RequestError(f"{path} cannot be read ({error.strerror}); check its permissions.") from error
     if not entries:
         raise RequestError(f"{path} is empty; give a folder that holds {CONFIG_FILE} and safetensors weights.")
+    if not inner and (path / ADAPTER_FILE).is_file():
+        raise RequestError(
+            f"{path} holds an adapter ({ADAPTER_FILE}) and no model; merge it into its base model, and give that."
+        )
     if path not in inner:
         hint = f"did you mean {inner[0]}?" if inner else f"give a folder that holds {CONFIG_FILE}."
         raise RequestError(f"{path} has no {CONFIG_FILE}; {hint}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -70,11 +71,10 @@ def measure(
     texts = [
         NamedText(text.name, measure_text(model, text.windows, size, on_tokens=on_tokens)) for text in material.texts
     ]
-    tasks = []
-    for prompts in material.prompt_sets:
-        results = ask_teacher_forced(model, prompts.prompts, prompts.encoded, size, on_tokens)
-        tasks.append(_task_figures(prompts, results, _generate(model, tokenizer, prompts, material, on_tokens)))
-    return Measured(tuple(texts), tuple(tasks))
+    results = [
+        ask_teacher_forced(model, prompts.prompts, prompts.encoded, size, on_tokens) for prompts in material.prompt_sets
+    ]
+    return Measured(tuple(texts), _tasks_figures(model, tokenizer, material, results, on_tokens))
 
 
 def compare(
@@ -93,34 +93,51 @@ def compare(
     texts = [
         (text.name, compare_text(reference, model, text.windows, size, on_tokens=on_tokens)) for text in material.texts
     ]
-    before: list[TaskFigures] = []
-    after: list[TaskFigures] = []
-    for prompts in material.prompt_sets:
-        pair = compare_teacher_forced(reference, model, prompts.prompts, prompts.encoded, size, on_tokens)
-        for figures, results, asked in zip((before, after), pair, (reference, model), strict=True):
-            outputs = _generate(asked, tokenizer, prompts, material, on_tokens)
-            figures.append(_task_figures(prompts, results, outputs))
-    return (
-        Measured(tuple(NamedText(name, pair[0]) for name, pair in texts), tuple(before)),
-        Measured(tuple(NamedText(name, pair[1]) for name, pair in texts), tuple(after)),
+    pairs = [
+        compare_teacher_forced(reference, model, prompts.prompts, prompts.encoded, size, on_tokens)
+        for prompts in material.prompt_sets
+    ]
+    before, after = (
+        _tasks_figures(asked, tokenizer, material, [pair[side] for pair in pairs], on_tokens)
+        for side, asked in enumerate((reference, model))
     )
+    return (
+        Measured(tuple(NamedText(name, pair[0]) for name, pair in texts), before),
+        Measured(tuple(NamedText(name, pair[1]) for name, pair in texts), after),
+    )
+
+
+def _tasks_figures(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    material: Material,
+    results: Sequence[Sequence[PromptResult]],
+    on_tokens: OnTokens,
+) -> tuple[TaskFigures, ...]:
+    """Figures of every prompt set from its teacher-forced `results`, and from generation where that is asked for."""
+    sets = material.prompt_sets
+    generated = (
+        _generate(model, tokenizer, material, on_tokens) if material.mode == "generation" else [None] * len(sets)
+    )
+    return tuple(_task_figures(*parts) for parts in zip(sets, results, generated, strict=True))
 
 
 def _generate(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    prompts: PromptSet,
-    material: Material,
-    on_tokens: OnTokens,
-) -> list[float] | None:
-    """Scores of greedy generation; None where it is not asked for."""
-    if material.mode != "generation":
-        return None
-    limits = {prompts.task.name: prompts.task.tokens_to_generate}
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, material: Material, on_tokens: OnTokens
+) -> list[list[float]]:
+    """Scores of greedy generation, a list a prompt set. All are asked together, so that batches are of like length."""
+    sets = material.prompt_sets
     answers = ask_by_generation(
-        model, tokenizer, prompts.prompts, prompts.encoded, limits, material.batch_size, on_tokens
+        model,
+        tokenizer,
+        [prompt for each in sets for prompt in each.prompts],
+        [tokens for each in sets for tokens in each.encoded],
+        {each.task.name: each.task.tokens_to_generate for each in sets},
+        material.batch_size,
+        on_tokens,
     )
-    return [answer.score for answer in answers]
+    scores = iter(answer.score for answer in answers)
+    return [list(islice(scores, len(each.prompts))) for each in sets]
 
 
 def _task_figures(

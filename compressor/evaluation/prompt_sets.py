@@ -57,13 +57,15 @@ def make_prompt_sets(
     Raises:
         RequestError: a length shorter than a form needs, no samples, or a tokenizer without tokens for them.
     """
-    count_tokens = TokenCounter(tokenizer)
     check_lengths(tasks, lengths, tokenizer)
     sets = []
     for length in lengths:
         for task in tasks:
+            counted: dict[str, Sequence[int]] = {}
+            count_tokens = TokenCounter(tokenizer, counted)
             prompts = generate_prompts(task, samples, length, count_tokens, seed, "evaluation")
-            sets.append(PromptSet(task, length, prompts, tuple(encode_prompts(tokenizer, prompts, vocab_size))))
+            encoded = encode_prompts(tokenizer, prompts, vocab_size, counted)
+            sets.append(PromptSet(task, length, prompts, tuple(encoded)))
             on_prompts(samples)
     return tuple(sets)
 

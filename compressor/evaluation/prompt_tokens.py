@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -41,9 +42,12 @@ class PromptTokens:
 
 
 def encode_prompts(
-    tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt], vocab_size: int
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[Prompt],
+    vocab_size: int,
+    known: Mapping[str, Sequence[int]] | None = None,
 ) -> list[PromptTokens]:
-    """Token ids for a model with `vocab_size` embeddings.
+    """Token ids for a model with `vocab_size` embeddings. `known` are the ids of texts, as `TokenCounter` has them.
 
     A prompt gets the tokens that the tokenizer puts before a sequence (BOS) once, and none at its end.
     `whole` begins with `prompt`, so it is what a model goes through that reads the prompt and then
@@ -57,34 +61,48 @@ def encode_prompts(
     prefix = special_prefix(tokenizer)
     encoded: list[PromptTokens] = []
     for start in range(0, len(prompts), PROMPTS_PER_CALL):
-        encoded.extend(_encode_group(tokenizer, prompts[start : start + PROMPTS_PER_CALL], prefix))
+        encoded.extend(_encode_group(tokenizer, prompts[start : start + PROMPTS_PER_CALL], prefix, known or {}))
     highest = max((int(tokens.whole.max()) for tokens in encoded), default=-1)
     require_embedding(tokenizer, highest, vocab_size)
     return encoded
 
 
 class TokenCounter(CountsTogether):
-    """Counts the tokens that `encode_prompts` makes of a prompt's text."""
+    """Counts the tokens that `encode_prompts` makes of a prompt's text.
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    `known`, where it is not None, gets the ids of every text that is counted, without the prefix: a prompt's text is
+    the last of several that were counted for it, and need not be encoded again.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, known: dict[str, Sequence[int]] | None = None) -> None:
         self._tokenizer = tokenizer
         self._prefix = special_prefix(tokenizer)
+        self._known = known
 
     def many(self, texts: Sequence[str]) -> list[int]:
-        return [len(with_prefix(encoded.ids, self._prefix)) for encoded in encode_texts(self._tokenizer, texts)]
+        encoded = encode_texts(self._tokenizer, texts)
+        if self._known is not None:
+            self._known.update((each.text, array("q", each.ids)) for each in encoded)
+        return [len(with_prefix(each.ids, self._prefix)) for each in encoded]
 
 
 def _encode_group(
-    tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt], prefix: list[int]
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[Prompt],
+    prefix: list[int],
+    known: Mapping[str, Sequence[int]],
 ) -> Iterator[PromptTokens]:
     """The completion is encoded behind the last characters of its prompt, as tokenizers treat a text's start apart."""
     tails = encode_texts(tokenizer, [prompt.text[-TAIL_CHARACTERS:] for prompt in prompts])
     behind = [tail.text + prompt.completion for tail, prompt in zip(tails, prompts, strict=True)]
     joined = encode_texts(tokenizer, behind, offsets=True)
-    texts = encode_texts(tokenizer, [prompt.text for prompt in prompts])
-    for prompt, text, tail, both in zip(prompts, texts, tails, joined, strict=True):
-        _require_tokens(prompt, prompt.text, text.ids)
-        question = with_prefix(text.ids, prefix)
+    unknown = [prompt.text for prompt in prompts if prompt.text not in known]
+    if unknown:
+        known = {**known, **{each.text: each.ids for each in encode_texts(tokenizer, unknown)}}
+    for prompt, tail, both in zip(prompts, tails, joined, strict=True):
+        ids = list(known[prompt.text])
+        _require_tokens(prompt, prompt.text, ids)
+        question = with_prefix(ids, prefix)
         if both.ids[: len(tail.ids)] == tail.ids:
             yield _behind_prompt(tokenizer, prompt, question, both, len(tail.text), len(tail.ids))
         else:

@@ -183,6 +183,7 @@ class _Run:
             settings.scope,
             gradient_checkpointing,
             _RESIDUAL if settings.swaps or settings.measured_rounds else 0.0,
+            settings.removal,
         )
         self._generator = generator
         self._on_progress = on_progress

@@ -10,6 +10,7 @@ from compressor.errors import RequestError
 
 Scope = Literal["head", "layer"]
 ScaleSchedule = Literal["exported", "stage"]
+Removal = Literal["tangent", "chord", "arc"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,8 @@ class FisherSettings:
             chooses worse; at 0 the Fisher matrix alone decides.
         scope: whether heads of a layer are seen together. Their number of channels stays the same in any case.
         scale_schedule: whether intermediate stages have the output scale that is exported, or that of their width.
+        removal: how far removing a channel is thought to move the normalised key or query of a token: along the
+            gradient of its mask, or as far as it does, which is further where the channel holds much of it (`masks`).
         swaps: exchanges of each problem after the removals of a stage, by the model.
         measured_rounds: rounds of exchanges at the final width, each of which keeps what lowers the measured KL most.
         measured_tries: measurements a round: of at most `swaps` (0: a quarter of the width) exchanges a problem, of a
@@ -45,6 +48,7 @@ class FisherSettings:
     linear_weight: float = 0.5
     scope: Scope = "head"
     scale_schedule: ScaleSchedule = "exported"
+    removal: Removal = "chord"
     swaps: int = 0
     measured_rounds: int = 0
     measured_tries: int = 3

@@ -29,7 +29,7 @@ from compressor.architectures.masking import MaskedChannels
 from compressor.errors import RunError
 from compressor.fisher.logits import divergence, hidden_gradients
 from compressor.fisher.masks import SegmentMasks, segment_variables
-from compressor.fisher.settings import Scope
+from compressor.fisher.settings import Removal, Scope
 from compressor.recovery.objective import head_weight, recomputed_layers
 from compressor.selection.fisher import kept_indices
 
@@ -83,6 +83,7 @@ class Sampling:
     scope: Scope
     gradient_checkpointing: bool
     residual: float = 0.0
+    removal: Removal = "tangent"
 
 
 def mask_statistics(
@@ -139,10 +140,12 @@ def mask_statistics(
 def masked_divergence(
     masked: MaskedModel, batches: Sequence[Tensor], kept: Tensor, output_scale: float, all_reduce: AllReduce
 ) -> float:
-    """KL(dense || masked) in nats a token, from two forward passes over `batches`."""
+    """KL(dense || masked) in nats a token, from two forward passes over `batches`.
+
+    `kept`: bool [L, H_k, d_k], as many true in every head of a layer.
+    """
     decoder, head = masked.architecture.decoder(masked.model), head_weight(masked.model)
-    indices = kept_indices(kept).view(*kept.shape[:2], -1)
-    by_layer = {mixer.layer: indices[position] for position, mixer in enumerate(masked.mixers)}
+    by_layer = {mixer.layer: kept_indices(kept[position]) for position, mixer in enumerate(masked.mixers)}
     tap = MaskedChannels(by_layer, kept.shape[-1], output_scale)
     counted = torch.zeros(2, dtype=torch.float64, device=head.device)
     for batch in batches:
@@ -212,7 +215,8 @@ def _add_batch(
     segment = min(sampling.segment, ids.shape[1])
     mask = torch.where(kept, 1.0, sampling.residual).to(head.device)
     variables = segment_variables(masked.mixers, mask, (len(ids), ids.shape[1]), segment, head.dtype)
-    tap = SegmentMasks(variables, segment, output_scale)
+    removal = sampling.removal if masked.architecture.normalizes_keys else "tangent"
+    tap = SegmentMasks(variables, segment, output_scale, removal)
     with masked.architecture.tapped(masked.model, masked.mixers, tap), torch.enable_grad():
         hidden = _hidden(decoder, ids)
         outward = hidden_gradients(hidden.detach().flatten(0, 1), head, dense, uniforms)

@@ -1,14 +1,15 @@
 """The top left singular directions of many small matrices at once, by subspace iteration.
 
-On G = S S^T, in float64, with q > r columns X: Y = G X with its columns scaled to length 1, X from Cholesky
+On G = S S^T, in float64, with q > r columns X: Y = G^2 X with its columns scaled to length 1, X from Cholesky
 factorisations of Gram matrices (Fukaya et al. 2020, shifted CholeskyQR3), and at the end of a round the q x q
-Rayleigh-Ritz step (Saad, Numerical Methods for Large Eigenvalue Problems, 2nd ed., algorithm 5.3). A matrix is done
-when it is sure that no r directions hold more than the found ones by `TOLERANCE` of ||S||_F^2: with
-B = (I - X_r X_r^T) G X_r,
+Rayleigh-Ritz step on G (Saad, Numerical Methods for Large Eigenvalue Problems, 2nd ed., algorithm 5.3). A matrix is
+done when it is sure that no r directions hold more than the found ones by `TOLERANCE` of ||S||_F^2: with
+B = (I - X_r X_r^T) G X_r, mu at least the largest eigenvalue of G outside X_r, and any t > 0,
 
-    lambda_1 + ... + lambda_r <= theta_1 + ... + theta_r + sqrt(r) ||B||_F + excess
+    lambda_1 + ... + lambda_r <= theta_1 + ... + theta_r + ||B||_F^2 / t + r max(0, mu + t - theta_r)
 
-where the second term bounds what the residuals hide (Ky Fan), and `excess` is what G beside X_r can have above theta_r.
+since 2 x^T B^T y <= |B x|^2 / t + t |y|^2 leaves a block-diagonal matrix above G. With t = theta_r - mu that is the
+square of the residuals over the gap; where there is hardly one, t = ||B||_F / sqrt(r).
 What is not done after `ROUNDS` rounds, as a flat spectrum never is, gets an exact SVD.
 
 Notation used for tensor shapes:
@@ -27,8 +28,11 @@ from compressor.errors import RunError
 TOLERANCE = 5e-6
 """Share of the energy ||S||_F^2 that the found directions may miss."""
 
-ROUNDS = 5
+ROUNDS = 4
 ITERATIONS_PER_ROUND = 3
+SPARE_COLUMNS = 20
+"""q - r: the more, the steeper the spectrum between the last direction and the first that is left out. Twelve
+directions take 32 columns, the most that cuSOLVER diagonalises in one batched call."""
 FRESH_COLUMNS = 4
 """Columns of a warm start that are drawn anew: a direction that the last subspace was orthogonal to is found."""
 
@@ -45,7 +49,7 @@ class TopDirections:
 
 def block_width(rank: int, rows: int) -> int | None:
     """q for r directions of matrices with so many rows; None where an SVD costs no more than the iteration."""
-    width = rank + max(8, rank)
+    width = rank + SPARE_COLUMNS
     return width if 2 * width <= rows else None
 
 
@@ -74,20 +78,12 @@ def top_directions(states: Tensor, rank: int, generator: torch.Generator, start:
         return TopDirections(_exact(matrices, rank), None, torch.ones(len(states), dtype=torch.bool))
     matrices = matrices / torch.where(scale > 0, scale, 1.0)[:, None, None]  # trace(G) = 1
     gram = matrices @ matrices.mT
-    subspace = _start(gram, width, generator, start)
-    left = torch.arange(len(gram), device=gram.device)
-    for _ in range(ROUNDS):
-        own = gram if len(left) == len(gram) else gram[left]
-        improved, broken = _iterate(own, subspace[left])
-        ritz = _rayleigh_ritz(own, improved)
-        subspace[left] = ritz.vectors
-        left = left[_uncertain(own, ritz, rank) | broken | ~ritz.orthonormal]
-        if not len(left):
-            break
+    subspace, left = _converge(gram, _start(gram, width, generator, start), rank)
     basis = subspace[..., :rank].clone()
-    basis[left] = _exact(matrices[left], rank)
     exact = torch.zeros(len(states), dtype=torch.bool)
-    exact[left.cpu()] = True
+    if len(left):
+        basis[left] = _exact(matrices[left], rank)
+        exact[left.cpu()] = True
     return TopDirections(basis, subspace, exact)
 
 
@@ -109,19 +105,37 @@ def _exact(matrices: Tensor, rank: int) -> Tensor:
     return torch.linalg.svd(matrices, full_matrices=False).U[..., :rank].contiguous()
 
 
+def _converge(gram: Tensor, subspace: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """Ritz vectors [N, d_v, q] after at most ROUNDS rounds, and the indices of matrices for which they may not do."""
+    left = torch.arange(len(gram), device=gram.device)
+    own, squared = gram, gram @ gram
+    for number in range(ROUNDS):
+        improved, broken = _iterate(squared, subspace if number == 0 else subspace[left])
+        ritz = _rayleigh_ritz(own, improved)
+        if number == 0:
+            subspace = ritz.vectors
+        else:
+            subspace[left] = ritz.vectors
+        again = (_uncertain(own, ritz, rank) | broken | ~ritz.orthonormal).nonzero()[:, 0]
+        left, own, squared = left[again], own[again], squared[again]
+        if not len(left):
+            break
+    return subspace, left
+
+
 def _start(gram: Tensor, width: int, generator: torch.Generator, start: Tensor | None) -> Tensor:
+    """Columns drawn at random are the same for all matrices, which know nothing of them: so few are quickly drawn."""
     count, rows, _ = gram.shape
-    if start is None:
-        return torch.randn(count, rows, width, dtype=torch.float64, generator=generator).to(gram.device)
-    fresh = torch.randn(count, rows, FRESH_COLUMNS, dtype=torch.float64, generator=generator) / rows**0.5
-    return torch.cat([start[..., : width - FRESH_COLUMNS], fresh.to(gram.device)], dim=-1)
+    fresh = torch.randn(rows, width if start is None else FRESH_COLUMNS, dtype=torch.float64, generator=generator)
+    columns = (fresh / rows**0.5).to(gram.device).expand(count, -1, -1)
+    return columns if start is None else torch.cat([start[..., : width - FRESH_COLUMNS], columns], dim=-1)
 
 
-def _iterate(gram: Tensor, subspace: Tensor) -> tuple[Tensor, Tensor]:
+def _iterate(squared: Tensor, subspace: Tensor) -> tuple[Tensor, Tensor]:
     """An orthonormal subspace nearer to the top one, and bool [N] which of them lost a column on the way."""
-    broken = torch.zeros(len(gram), dtype=torch.bool, device=gram.device)
+    broken = torch.zeros(len(squared), dtype=torch.bool, device=squared.device)
     for number in range(ITERATIONS_PER_ROUND):
-        subspace = gram @ subspace
+        subspace = squared @ subspace
         for _ in range(3 if number == ITERATIONS_PER_ROUND - 1 else 1):  # between, nearly orthonormal is enough
             subspace, failed = _cholesky_qr(subspace)
             broken |= failed
@@ -137,8 +151,8 @@ def _cholesky_qr(columns: Tensor) -> tuple[Tensor, Tensor]:
     inner.diagonal(dim1=-2, dim2=-1).add_(columns.shape[-2] * columns.shape[-1] * torch.finfo(inner.dtype).eps)
     factor, info = torch.linalg.cholesky_ex(inner)
     failed = info != 0
-    if bool(failed.any()):
-        factor[failed] = torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device)
+    identity = torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device)
+    factor = torch.where(failed[:, None, None], identity, factor)
     return torch.linalg.solve_triangular(factor.mT, columns, upper=True, left=False), failed
 
 
@@ -175,20 +189,19 @@ def _uncertain(gram: Tensor, ritz: _Ritz, rank: int) -> Tensor:
     coarse with p = 8 from C itself.
     """
     middle = (rank + ritz.values.shape[-1]) // 2
-    hidden = rank**0.5 * ritz.residuals[:, :rank].norm(dim=-1)
     # trace(C^2) is at most that of G less that of the Ritz values: the pinching inequality.
     squares = gram.square().sum((-2, -1)) - ritz.values[:, :middle].square().sum(-1)
-    missing = hidden + _excess(ritz, rank, middle, squares.clamp(min=0).sqrt())
-    doubtful = ((hidden <= TOLERANCE) & (missing > TOLERANCE)).nonzero()[:, 0]
+    missing = _missing(ritz, rank, middle, squares.clamp(min=0).sqrt())
+    doubtful = (missing > TOLERANCE).nonzero()[:, 0]
     if len(doubtful):
         part = _Ritz(*(each[doubtful] for each in (ritz.values, ritz.vectors, ritz.residuals, ritz.orthonormal)))
         outside = _largest_outside(gram[doubtful], part.vectors[..., :middle])
-        missing[doubtful] = hidden[doubtful] + _excess(part, rank, middle, outside)
+        missing[doubtful] = _missing(part, rank, middle, outside)
     return missing > TOLERANCE
 
 
-def _excess(ritz: _Ritz, rank: int, middle: int, outside: Tensor) -> Tensor:
-    """At most what r directions beside the first r Ritz vectors hold more than these, [N]; trace(G) is 1.
+def _missing(ritz: _Ritz, rank: int, middle: int, outside: Tensor) -> Tensor:
+    """At most what r directions hold more than the first r Ritz vectors, [N]; trace(G) is 1.
 
     `outside` [N] bounds the eigenvalues of G outside the first `middle` Ritz vectors.
     """
@@ -196,8 +209,9 @@ def _excess(ritz: _Ritz, rank: int, middle: int, outside: Tensor) -> Tensor:
     coupling = ritz.residuals[:, rank:middle].norm(dim=-1)
     # The largest eigenvalue of [[beside, coupling], [coupling, outside]] bounds all that the first r do not hold.
     highest = (beside + outside) / 2 + (((beside - outside) / 2).square() + coupling.square()).sqrt()
-    rest = (1 - ritz.values[:, :rank].sum(-1)).clamp(min=0)
-    return torch.minimum(rank * (highest - least).clamp(min=0), rest)
+    hidden = ritz.residuals[:, :rank].norm(dim=-1)
+    gap = torch.maximum(least - highest, hidden / rank**0.5).clamp(min=torch.finfo(hidden.dtype).tiny)
+    return hidden.square() / gap + rank * (highest + gap - least).clamp(min=0)
 
 
 def _largest_outside(gram: Tensor, vectors: Tensor) -> Tensor:

@@ -12,12 +12,13 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from compressor.errors import RequestError
 from compressor.prompts.base import CountTokens, Prompt, Split, Task
-from compressor.prompts.sizing import Draft, Search, SizedTask, answered, begin_search, too_short
+from compressor.prompts.sizing import Draft, Search, SizedTask, answered, begin_searches, too_short
 
 NAME = "completion"
 TOKENS_TO_GENERATE = 48
@@ -81,13 +82,12 @@ class CompletionTask(SizedTask):
         searches: list[Search] = []
         while len(searches) < count:
             before = len(searches)
-            for passage in generator.sample(self.passages, len(self.passages)):
-                draft = self._draft(passage, generator)
-                search = begin_search(draft, count_tokens, length - self.tokens_to_generate)
-                if search is not None:
-                    searches.append(search)
-                if len(searches) == count:
-                    break
+            passages = generator.sample(self.passages, len(self.passages))
+            while passages and len(searches) < count:
+                drafts = [
+                    self._draft(passages.pop(0), generator) for _ in range(min(count - len(searches), len(passages)))
+                ]
+                searches += begin_searches(drafts, count_tokens, length - self.tokens_to_generate)
             if len(searches) == before:
                 raise too_short(self, length, self.minimum_length(count_tokens))
         return tuple(answered(searches, count_tokens))
@@ -96,10 +96,13 @@ class CompletionTask(SizedTask):
         value = passage.value.lower()
         others = [other.context for other in self.passages if value not in other.context.lower()]
         generator.shuffle(others)
-        words = _WORD.findall("\n\n".join(others))
+        remaining = _WORD.finditer("\n\n".join(others))
+        words: list[str] = []
 
         def build(units: int) -> Prompt:
-            repeats, rest = divmod(units, len(words))
+            # Most prompts need a small part of the text.
+            words.extend(match.group() for match in islice(remaining, max(0, units - len(words))))
+            repeats, rest = divmod(units, len(words)) if units > len(words) else (0, units)
             return _prompt(passage, "".join(words * repeats + words[:rest]))
 
         return Draft(build, minimum=0, probe=64)

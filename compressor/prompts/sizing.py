@@ -45,7 +45,7 @@ class SizedTask(Task):
         """Enough for each of 32 draws of the smallest form."""
         generator = random.Random(0)
         drafts = [self.draft(0, count_tokens, generator, "evaluation") for _ in range(_MINIMUM_DRAWS)]
-        return self.tokens_to_generate + max(count_tokens(draft.build(draft.minimum).text) for draft in drafts)
+        return self.tokens_to_generate + max(_smallest(drafts, count_tokens))
 
     def generate(self, length: int, count_tokens: CountTokens, generator: random.Random, split: Split) -> Prompt:
         """See `Task.generate`.
@@ -63,15 +63,21 @@ class SizedTask(Task):
         Raises:
             RequestError: as `generate`.
         """
-        searches = [self._search(length, count_tokens, generator, split) for _ in range(count)]
+        state = generator.getstate()
+        drafts = [self.draft(length, count_tokens, generator, split) for _ in range(count)]
+        searches = begin_searches(drafts, count_tokens, length - self.tokens_to_generate)
+        if len(searches) < count:
+            # What is drawn again is drawn before the next prompt, so that more prompts begin with the same ones.
+            generator.setstate(state)
+            searches = [self._search(length, count_tokens, generator, split) for _ in range(count)]
         return tuple(answered(searches, count_tokens))
 
     def _search(self, length: int, count_tokens: CountTokens, generator: random.Random, split: Split) -> Search:
         for _ in range(_REDRAWS):
             draft = self.draft(length, count_tokens, generator, split)
-            search = begin_search(draft, count_tokens, length - self.tokens_to_generate)
-            if search is not None:
-                return search
+            searches = begin_searches([draft], count_tokens, length - self.tokens_to_generate)
+            if searches:
+                return searches[0]
         raise too_short(self, length, self.minimum_length(count_tokens))
 
 
@@ -88,14 +94,19 @@ def fit(draft: Draft, count_tokens: CountTokens, budget: int) -> Prompt | None:
     Raises:
         RequestError: a longer text has no more tokens.
     """
-    search = begin_search(draft, count_tokens, budget)
-    return None if search is None else answered([search], count_tokens)[0]
+    searches = begin_searches([draft], count_tokens, budget)
+    return answered(searches, count_tokens)[0] if searches else None
 
 
-def begin_search(draft: Draft, count_tokens: CountTokens, budget: int) -> Search | None:
-    """The search for the prompt that `fit` gives; None if the smallest is too long."""
-    fixed = count_tokens(draft.build(draft.minimum).text)
-    return None if fixed > budget else _search(draft, fixed, budget)
+def begin_searches(drafts: Sequence[Draft], count_tokens: CountTokens, budget: int) -> list[Search]:
+    """The searches for the prompts that `fit` gives, in order, without the drafts whose smallest prompt is too long."""
+    smallest = _smallest(drafts, count_tokens)
+    return [_search(draft, fixed, budget) for draft, fixed in zip(drafts, smallest, strict=True) if fixed <= budget]
+
+
+def _smallest(drafts: Sequence[Draft], count_tokens: CountTokens) -> list[int]:
+    """Tokens of the smallest prompt of each."""
+    return count_all(count_tokens, [draft.build(draft.minimum).text for draft in drafts])
 
 
 def answered(searches: Sequence[Search], count_tokens: CountTokens) -> list[Prompt]:

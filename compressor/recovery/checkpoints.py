@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from compressor.errors import RequestError, RunError
 from compressor.recovery.log import StepRecord
 from compressor.recovery.settings import Identity
+from compressor.recovery.sharding import part_like, whole
 
 KEPT = 2
 
@@ -61,20 +62,37 @@ class Checkpoint:
         for name, value in self.moments.items():
             owner, _, key = name.rpartition(".")
             # AdamW counts its steps on the CPU.
-            states.setdefault(owner, {})[key] = value if key == "step" else value.to(trainable[owner].device)
+            states.setdefault(owner, {})[key] = value if key == "step" else part_like(value, trainable[owner])
         with torch.no_grad():
             for name, parameter in trainable.items():
-                parameter.copy_(self.tensors[name])
+                parameter.copy_(part_like(self.tensors[name], parameter))
                 optimizer.state[parameter] = states.get(name, {})
 
 
-def save_checkpoint(
-    folder: Path,
-    identity: Identity,
-    trainable: Mapping[str, nn.Parameter],
-    optimizer: torch.optim.Optimizer,
-    record: StepRecord,
-) -> Path:
+@dataclass(frozen=True, slots=True, eq=False)
+class TrainingState:
+    """Tensors and moments as in `Checkpoint`."""
+
+    tensors: dict[str, Tensor]
+    moments: dict[str, Tensor]
+
+
+def training_state(trainable: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer) -> TrainingState:
+    """What a checkpoint holds; every process calls it, since what is split over them is brought together."""
+    tensors = {name: _saved(parameter) for name, parameter in trainable.items()}
+    moments = {
+        f"{name}.{key}": _saved(value)
+        for name, parameter in trainable.items()
+        for key, value in optimizer.state[parameter].items()
+    }
+    return TrainingState(tensors, moments)
+
+
+def _saved(tensor: Tensor) -> Tensor:
+    return whole(tensor.detach()).cpu().contiguous()
+
+
+def save_checkpoint(folder: Path, identity: Identity, training: TrainingState, record: StepRecord) -> Path:
     """Write `checkpoint-STEP` into `folder` and remove all but the newest two; its path.
 
     Raises:
@@ -82,18 +100,12 @@ def save_checkpoint(
     """
     path = folder / f"checkpoint-{record.step}"
     partial = _partial(path)
-    tensors = {name: parameter.detach().contiguous() for name, parameter in trainable.items()}
-    moments = {
-        f"{name}.{key}": value.contiguous()
-        for name, parameter in trainable.items()
-        for key, value in optimizer.state[parameter].items()
-    }
     state = {"schema": _SCHEMA, "identity": identity, "record": asdict(record)}
     try:
         _remove(partial)
         partial.mkdir()
-        save_file(tensors, partial / _TENSORS)
-        save_file(moments, partial / _MOMENTS)
+        save_file(training.tensors, partial / _TENSORS)
+        save_file(training.moments, partial / _MOMENTS)
         (partial / _STATE).write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
         _bring_to_disk(partial)
         partial.rename(path)

@@ -1,8 +1,12 @@
-"""Steps that must not be taken: no number, or nothing learnt."""
+"""Steps that must not be taken or cannot be: no number, nothing learnt, no memory."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
 
 from compressor.errors import RunError
 from compressor.recovery.log import StepRecord
@@ -42,3 +46,22 @@ def refuse_dead(step: int, steps_without_gradient: int, tensors: int, steps: int
             f"{steps_without_gradient} steps so far and must be above; check that these tensors take part in the "
             "student's forward pass and that it differs from its teacher."
         )
+
+
+@contextmanager
+def explained_memory(step: int, sequences: int, length: int, recomputed: bool, kept: str) -> Iterator[None]:
+    """Where a pass over `sequences` of `length` tokens at once does not fit on the GPU, say what needs less.
+
+    Raises:
+        RunError: it does not fit.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        less = [f"--micro-batch-size {max(1, sequences // 2)}"] if sequences > 1 else []
+        less += [] if recomputed else ["--gradient-checkpointing"]
+        remedy = f"give {' or '.join(less)}" if less else "give a shorter --sequence-length"
+        raise RunError(
+            f"step {step}: a pass over {sequences} sequences of {length} tokens at once does not fit on the GPU; "
+            f"{kept}: {remedy}, and --resume where there is a checkpoint."
+        ) from error

@@ -23,13 +23,14 @@ from torch.optim import AdamW
 from transformers import PreTrainedModel
 
 from compressor.errors import RunError
-from compressor.recovery.checkpoints import save_checkpoint
-from compressor.recovery.faults import refuse_dead, refuse_unusable
+from compressor.recovery.checkpoints import save_checkpoint, training_state
+from compressor.recovery.faults import explained_memory, refuse_dead, refuse_unusable
 from compressor.recovery.log import LOG_FILE, StepRecord, TrainingLog
 from compressor.recovery.objective import Objective, training_precision
-from compressor.recovery.parallel import own_rows
+from compressor.recovery.parallel import own_gradients, own_rows
 from compressor.recovery.schedule import learning_rate
 from compressor.recovery.settings import Identity, TrainingSettings
+from compressor.recovery.sharding import whole
 from compressor.recovery.signals import deferred_signals
 
 Batches = Callable[[int], Iterator[Tensor]]
@@ -101,8 +102,13 @@ class TrainingLoop:
         started = time.perf_counter()
         step = self.finished + 1
         _seed_generators(self.student.device, step_seed(self.settings.seed, step, self.accelerator.process_index))
-        terms = self._mean(self._accumulate(self._next_rows(batches)))
-        norm = nn.utils.clip_grad_norm_(self.trainable.values(), self.settings.gradient_norm)
+        rows = self._next_rows(batches)
+        with explained_memory(
+            step, min(len(rows), self.settings.micro_batch_size), rows.shape[1], self.settings.gradient_checkpointing,
+            self._kept(),
+        ):  # fmt: skip
+            terms = self._mean(self._accumulate(rows))
+        norm = whole(nn.utils.clip_grad_norm_(self.trainable.values(), self.settings.gradient_norm))
         # The one time in a step that the host waits for the device, but for what the losses ask.
         loss, kl, cross_entropy, matching, stop, gradient_norm = torch.cat([terms, norm[None].to(terms)]).tolist()
         record = StepRecord(
@@ -151,7 +157,7 @@ class TrainingLoop:
         pieces = rows.split(self.settings.micro_batch_size)
         for number, piece in enumerate(pieces, start=1):
             share = len(piece) / len(rows)
-            with nullcontext() if number == len(pieces) else self.accelerator.no_sync(self.objective.student_states):
+            with nullcontext() if number == len(pieces) else own_gradients(self.objective.student_states):
                 loss = self.objective(piece.to(self.student.device))
                 if loss.total.requires_grad:
                     (share * loss.total).backward()
@@ -164,13 +170,15 @@ class TrainingLoop:
         return mean
 
     def _refuse_faults(self, record: StepRecord) -> None:
-        kept = f"checkpoint-{self.saved_step} is kept" if self.saved_step else "no checkpoint was written yet"
-        refuse_unusable(record, kept)
+        refuse_unusable(record, self._kept())
         if record.gradient_norm > 0:
             self.steps_without_gradient = None
         elif self.steps_without_gradient is not None:
             self.steps_without_gradient += 1
             refuse_dead(record.step, self.steps_without_gradient, len(self.trainable), self.settings.steps)
+
+    def _kept(self) -> str:
+        return f"checkpoint-{self.saved_step} is kept" if self.saved_step else "no checkpoint was written yet"
 
     def _update(self, rate: float) -> None:
         for group in self.optimizer.param_groups:
@@ -209,7 +217,9 @@ class TrainingLoop:
         with deferred_signals():
             if self.accelerator.is_main_process:
                 self.log.sync()
-                save_checkpoint(self.folder, self.identity, self.trainable, self.optimizer, self.record)
+            state = training_state(self.trainable, self.optimizer)
+            if self.accelerator.is_main_process:
+                save_checkpoint(self.folder, self.identity, state, self.record)
             self.saved_step = self.record.step
 
     def _learning_rate(self, step: int) -> float:

@@ -30,14 +30,13 @@ class Adapter:
     """The adapter of the linear module that stood at `path` before; `a` and `b` are float32."""
 
     path: str
-    weight: Tensor
     a: nn.Parameter
     b: nn.Parameter
     scale: float
 
-    def merged(self, dtype: torch.dtype) -> Tensor:
-        """W + scale * B @ A in float32 on the CPU, rounded once to `dtype`."""
-        weight, a, b = (tensor.detach().to("cpu", torch.float32) for tensor in (self.weight, self.a, self.b))
+    def merged(self, weight: Tensor, dtype: torch.dtype) -> Tensor:
+        """`weight` [out, in] + scale * B @ A in float32 on the CPU, rounded once to `dtype`."""
+        weight, a, b = (tensor.detach().to("cpu", torch.float32) for tensor in (weight, self.a, self.b))
         return (weight + self.scale * (b @ a)).to(dtype)
 
 
@@ -80,7 +79,16 @@ def _initialised(path: str, layer: LoraLayer, rank: int, generator: torch.Genera
     b = nn.Parameter(torch.zeros(base.out_features, rank, dtype=torch.float32, device=base.weight.device))
     for modules, parameter in ((layer.lora_A, a), (layer.lora_B, b)):
         modules[_ADAPTER].register_parameter("weight", parameter)
-    return Adapter(path, base.weight, a, b, layer.scaling[_ADAPTER])
+    if torch.promote_types(base.weight.dtype, torch.float32) != base.weight.dtype:
+        # Under autocast; peft would keep the input of each module once more, in float32.
+        layer.cast_input_dtype_enabled = False
+    return Adapter(path, a, b, layer.scaling[_ADAPTER])
+
+
+def base_weight(model: PreTrainedModel, adapter: Adapter) -> Tensor:
+    """[out, in]: of the linear module around which `adapter` was put."""
+    weight: Tensor = model.get_parameter(f"{adapter.path}.base_layer.weight")
+    return weight.detach()
 
 
 def write_adapters(folder: Path, adapters: Sequence[Adapter], rank: int, alpha: float) -> None:

@@ -33,6 +33,9 @@ IGNORED = -100
 LOGITS_PER_CHUNK = 2**26
 """Logits of each model alive at once: 256 MiB in float32."""
 
+ROWS_OF_A_TILE = 128
+"""What matrix units take at once: a chunk of more rows is a multiple, so that no tile is computed in vain."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DistillationLoss:
@@ -69,8 +72,8 @@ def distillation_loss(
         teacher_head: [V, d_t]; None with `teacher_hidden`.
         targets: int64 [N]; rows with IGNORED count for neither term.
         temperature: of both softmaxes of the KL.
-        logits_per_chunk: a chunk has as many whole rows as fit, at least one; memory beside the gradients is about
-            five tensors of this size in the working dtype.
+        logits_per_chunk: a chunk has as many whole rows as fit, at least one and where it can a multiple of
+            `ROWS_OF_A_TILE`; memory beside the gradients is about five tensors of this size in the working dtype.
 
     Raises:
         RequestError: no row counts, or the two heads have different vocabularies.
@@ -88,13 +91,18 @@ def distillation_loss(
     student = _projection(student_hidden, student_head)
     terms = _Terms(student, teacher, targets, kl_weight, cross_entropy_weight, temperature)
     gradients = _Gradients.zeros(student_hidden, student_head)
-    chunks = rows.split(max(1, logits_per_chunk // len(student_head)))
+    chunks = rows.split(_rows_of_a_chunk(logits_per_chunk, len(student_head)))
     kl, cross_entropy = (total / len(rows) for total in _sum_over_chunks(terms, chunks, gradients))
     value = kl_weight * kl + cross_entropy_weight * cross_entropy
     total: Tensor = _KnownGradients.apply(  # type: ignore[no-untyped-call]
         value, student_hidden, student_head, gradients.hidden, gradients.head, len(rows)
     )
     return DistillationLoss(total=total, kl=kl, cross_entropy=cross_entropy)
+
+
+def _rows_of_a_chunk(logits: int, vocabulary: int) -> int:
+    rows = max(1, logits // vocabulary)
+    return rows if rows < ROWS_OF_A_TILE else rows - rows % ROWS_OF_A_TILE
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -264,7 +272,9 @@ def _divergence(
     loss = log_teacher.sub_(log_student).mul_(teacher).sum() * temperature**2
     if weight == 0:
         return loss, None
-    return loss, log_student.exp_().sub_(teacher).mul_(weight * temperature)
+    gradient = log_student.exp_().sub_(teacher)
+    factor = weight * temperature
+    return loss, gradient if factor == 1 else gradient.mul_(factor)  # 1 spares a pass over them all
 
 
 def _check(

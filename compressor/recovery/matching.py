@@ -1,9 +1,9 @@
 """Match of the mixers' outputs: what a student's mixers add to the residual stream against what the teacher's add.
 
-    error = mean_layers ( mean (s - t)^2 / mean t^2 )      s, t: outputs of the mixers' output projections
+    error = mean_layers mean_B ( mean (s - t)^2 / mean t^2 )      s, t: outputs of the mixers' output projections
 
-The layers weigh the same, whatever the size of their outputs. Each mixer of the student sees the stream that the
-student's own layers before it made.
+The layers weigh the same, whatever the size of their outputs, and so do the sequences, however they are batched. Each
+mixer of the student sees the stream that the student's own layers before it made.
 
 Notation used for tensor shapes:
     B   sequences      T   tokens of a sequence      d   hidden size
@@ -52,5 +52,5 @@ def matching_error(student: Sequence[Tensor], teacher: Sequence[Tensor]) -> Tens
 def _relative_error(student: Tensor, teacher: Tensor) -> Tensor:
     working = torch.promote_types(student.dtype, torch.float32)
     target = teacher.detach().to(device=student.device, dtype=working)
-    energy = target.square().mean().clamp_min(torch.finfo(working).tiny)  # a dead mixer gives zeros
-    return (student.to(working) - target).square().mean() / energy
+    energy = target.square().mean((1, 2)).clamp_min(torch.finfo(working).tiny)  # a dead mixer gives zeros
+    return ((student.to(working) - target).square().mean((1, 2)) / energy).mean()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -15,9 +15,12 @@ from transformers import PreTrainedModel
 
 from compressor.architectures.base import Architecture, Mixer, RecoveryTargets
 from compressor.errors import RequestError, RunError
-from compressor.recovery.lora import Adapter, insert_adapters, write_adapters, write_tensors
+from compressor.recovery.lora import Adapter, base_weight, insert_adapters, write_adapters, write_tensors
 
 Trainable = Literal["lora", "mixers"]
+
+ReadTensor = Callable[[str], Tensor]
+"""From the name of a tensor in the checkpoint's files to its values, on the CPU."""
 
 WHOLE_FILE = "whole_parameters.safetensors"
 
@@ -81,16 +84,31 @@ class Student:
         }
         return {**adapters, **self.whole}
 
-    def merged_tensors(self, dtypes: Mapping[str, torch.dtype]) -> dict[str, Tensor]:
+    def take_exact(self, read: ReadTensor) -> None:
+        """Give what is trained as it is the values of the files, where the model was loaded in less than float32.
+
+        Raises:
+            ValueError: the files hold one of these parameters in parts.
+        """
+        with torch.no_grad():
+            for parameter_name, parameter in self.whole.items():
+                parameter.copy_(read(self.architecture.tensor_name(parameter_name, self.mixers)))
+
+    def merged_tensors(self, dtypes: Mapping[str, torch.dtype], read: ReadTensor | None = None) -> dict[str, Tensor]:
         """The trained tensors by their names in the files, on the CPU: each computed in float32 and rounded once.
 
-        `dtypes` are those of the checkpoint's tensors, by name.
+        `dtypes` are those of the checkpoint's tensors, by name. `read` None takes the weights beside the adapters
+        from the model, which then must hold them as the files do.
 
         Raises:
             RunError: the checkpoint has no tensor of a trained parameter's name.
         """
         names = {adapter.path: self._tensor_name(f"{adapter.path}.weight", dtypes) for adapter in self.adapters}
-        merged = {names[adapter.path]: adapter.merged(dtypes[names[adapter.path]]) for adapter in self.adapters}
+        merged = {}
+        for adapter in self.adapters:
+            name = names[adapter.path]
+            weight = base_weight(self.model, adapter) if read is None else read(name)
+            merged[name] = adapter.merged(weight, dtypes[name])
         for parameter_name, parameter in self.whole.items():
             name = self._tensor_name(parameter_name, dtypes)
             merged[name] = parameter.detach().to("cpu", dtypes[name], copy=True)

@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 
 from accelerate import Accelerator
+from accelerate.tracking import get_available_trackers
+from accelerate.utils import LoggerType
 
 from compressor.errors import RequestError
 
 _PROJECT = "recovery"
+
+FIGURES_FOLDER = "runs"
+"""Of what a tracker wrote, beside a trained checkpoint; the Hub shows what lies in a folder of this name."""
+
+
+def refuse_missing_tracker(tracker: str | None) -> None:
+    """Raise RequestError unless the package of `tracker` can be imported; None needs none."""
+    if tracker is not None and LoggerType(tracker) not in get_available_trackers():
+        raise RequestError(
+            f"the tracker {tracker} is not installed, as far as accelerate sees; pip install {tracker}, or run without "
+            "a tracker."
+        )
 
 
 @contextmanager
@@ -37,3 +53,13 @@ def tracked(accelerator: Accelerator, tracker: str | None, config: Mapping[str, 
         for started in accelerator.trackers:
             started.finish()
         accelerator.trackers = []
+
+
+def keep_written_figures(work: Path, folder: Path) -> None:
+    """Copy what a tracker wrote below `work`, where its accelerator had its project, to `folder`; most write nothing.
+
+    Raises:
+        OSError: it cannot be copied.
+    """
+    if (work / _PROJECT).is_dir():
+        shutil.copytree(work / _PROJECT, folder / FIGURES_FOLDER, dirs_exist_ok=True)

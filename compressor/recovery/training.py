@@ -26,8 +26,9 @@ from compressor.recovery.kernel_width import at_trusted_width
 from compressor.recovery.log import StepRecord
 from compressor.recovery.loop import Batches, Evaluate, TrainingLoop
 from compressor.recovery.objective import HiddenStates, Objective, recomputed_layers
-from compressor.recovery.parallel import averaging_gradients, refuse_different_starts, refuse_sharding
+from compressor.recovery.parallel import averaging_gradients, refuse_different_starts, refuse_other_engines
 from compressor.recovery.settings import Identity, TrainingSettings
+from compressor.recovery.sharding import bring_back, quiet_views, shard, sharding
 from compressor.recovery.tracking import tracked
 
 
@@ -68,6 +69,8 @@ def train(
 ) -> TrainingResult:
     """Train `trainable` in place; the student is left in evaluation mode, without gradients.
 
+    Under FSDP 2 it is left split, of use to all processes together alone; `trainable` is whole again at the end.
+
     `trainable` are the parameters of the student's decoder that require a gradient, all of them, in float32 (or
     float64). `teacher` None trains on text alone. `evaluate` is called in every process, before the first step, every
     `evaluate_every` steps and after the last, under the autocast of the training; `on_step` and `on_note` (one
@@ -83,25 +86,20 @@ def train(
     """
     _check_request(settings, architecture.decoder(student_model), trainable, teacher, accelerator)
     identity = settings.identity() | (decided or {}) | {RUN_KEY: run_key, "teacher": teacher is not None}
-    optimizer = _optimizer(trainable, settings)
-    record = _resumed(work_folder, resume, identity, trainable, optimizer, accelerator, on_note)
+    held = _held(student_model, trainable, architecture, accelerator)
+    optimizer = _optimizer(held, settings)
+    record = _resumed(work_folder, resume, identity, held, optimizer, accelerator, on_note)
+    objective = _objective(student_model, teacher, architecture, mixers, settings, accelerator)
     loop = TrainingLoop(
-        student=student_model,
-        objective=_objective(student_model, teacher, architecture, mixers, settings, accelerator),
-        trainable=trainable,
-        optimizer=optimizer,
-        batches=batches,
-        settings=settings,
-        folder=work_folder,
-        identity=identity,
-        accelerator=accelerator,
-        on_step=on_step,
-        evaluate=evaluate,
-        record=record,
-    )
+        student=student_model, objective=objective, trainable=held, optimizer=optimizer, batches=batches,
+        settings=settings, folder=work_folder, identity=identity, accelerator=accelerator, on_step=on_step,
+        evaluate=evaluate, record=record,
+    )  # fmt: skip
     modes = _prepared(student_model, teacher, architecture, mixers, settings)
     with tracked(accelerator, settings.tracker, asdict(settings)), modes:
         last = loop.run()
+    if held is not trainable:
+        bring_back(held, trainable)
     return TrainingResult(0 if record is None else record.step, last, loop.evaluations, loop.log.path)
 
 
@@ -112,7 +110,7 @@ def _check_request(
     teacher: PreTrainedModel | None,
     accelerator: Accelerator,
 ) -> None:
-    refuse_sharding(accelerator)
+    refuse_other_engines(accelerator)
     settings.refuse_impossible(teacher is not None, accelerator.num_processes)
     required = {id(parameter) for parameter in decoder.parameters() if parameter.requires_grad}
     if not trainable or required != {id(parameter) for parameter in trainable.values()}:
@@ -123,6 +121,19 @@ def _check_request(
     narrow = [name for name, parameter in trainable.items() if parameter.dtype not in (torch.float32, torch.float64)]
     if narrow:
         raise ValueError(f"{narrow[0]} is trained in {trainable[narrow[0]].dtype}, in which small updates are lost.")
+
+
+def _held(
+    student: PreTrainedModel,
+    trainable: Mapping[str, nn.Parameter],
+    architecture: Architecture,
+    accelerator: Accelerator,
+) -> Mapping[str, nn.Parameter]:
+    """What this process trains of `trainable`: the same, or a part of each."""
+    plugin = sharding(accelerator)
+    if plugin is None:
+        return trainable
+    return shard(student, architecture.decoder(student), trainable, plugin, accelerator.num_processes)
 
 
 def _objective(
@@ -182,6 +193,7 @@ def _prepared(
     """Modes of the models while training; afterwards the student has no gradients, and random draws go on as before."""
     device = student.device
     with ExitStack() as stack:
+        stack.enter_context(quiet_views())
         stack.enter_context(at_trusted_width(architecture, student, mixers, device))
         stack.enter_context(torch.random.fork_rng(devices=[device] if device.type == "cuda" else []))
         if settings.gradient_checkpointing:

@@ -31,7 +31,7 @@ def import_fla() -> None:
 
 
 def enable_for_fla() -> None:
-    """Let fla's GatedDeltaNet, GatedDeltaProduct and DeltaNet models run on CPU tensors, hybrids included.
+    """Let fla's GatedDeltaNet, GatedDeltaProduct, DeltaNet and KDA models run on CPU tensors, hybrids included.
 
     Softmax layers can be built without flash-attn afterwards; on a GPU they then raise RunError.
 

@@ -9,11 +9,13 @@ import fla.layers.attn
 import fla.layers.delta_net
 import fla.layers.gated_deltanet
 import fla.layers.gated_deltaproduct
+import fla.layers.kda
 from fla.backends import BaseBackend, register
 from fla.modules.activations import ops as activations
 from fla.modules.causal_conv1d import ops as convolution
 from fla.modules.norm import fused_norm_gate, layernorm
 from fla.modules.rotary import ops as rotary
+from fla.ops import kda
 from torch import Tensor
 
 from compressor.errors import RunError
@@ -50,6 +52,7 @@ _UNDISPATCHED_RECURRENCES = {
     fla.layers.gated_deltanet: ("fused_recurrent_gated_delta_rule",),
     fla.layers.gated_deltaproduct: ("chunk_gated_delta_product", "fused_recurrent_gated_delta_rule"),
     fla.layers.delta_net: ("chunk_delta_rule", "fused_recurrent_delta_rule"),
+    fla.layers.kda: ("fused_recurrent_kda",),
 }
 
 
@@ -60,6 +63,7 @@ def register_kernels() -> None:
     for module, names in _KERNELS.items():
         for name in names:
             register(vars(module)[name], backend=ReferenceBackend, verifier=on_cpu)(vars(fla_modules)[name])
+    register(kda.chunk_kda, backend=ReferenceBackend, verifier=on_cpu)(fla_recurrences.chunk_kda)
 
 
 def switch_recurrences() -> None:

@@ -14,7 +14,6 @@ from compressor.reference import fla_mamba2
 from compressor.reference.backend import enable_for_fla
 from compressor.reference.dispatch import DeviceSwitch, switch_global
 
-_TRANSFORMERS_MODULE = "transformers.models.mamba2.modeling_mamba2"
 _TRANSFORMERS_FUNCTIONS = (
     "causal_conv1d_fn",
     "causal_conv1d_update",
@@ -26,9 +25,13 @@ FLA_LAYER_MODULE = "fla.layers.mamba2"
 _FLA_FUNCTIONS = ("mamba_chunk_scan_combined", "selective_state_update")
 
 
-def enable_for_mamba2() -> None:
-    """Let transformers' Mamba-2 models run on CPU tensors with its own plain torch, mamba_ssm importable or not."""
-    module = importlib.import_module(_TRANSFORMERS_MODULE)
+def enable_for_mamba2(modeling: str) -> None:
+    """Let transformers' Mamba-2 models run on CPU tensors with its own plain torch, mamba_ssm importable or not.
+
+    `modeling` is the path of the module of their stock classes: that of Mamba-2, or of a hybrid with softmax layers,
+    of which each has functions of its own.
+    """
+    module = importlib.import_module(modeling)
     for name in _TRANSFORMERS_FUNCTIONS:
         # transformers wraps its own plain-torch function, and freezes the choice at import.
         switch_global(module, name, inspect.unwrap(vars(module)[name]))

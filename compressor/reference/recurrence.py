@@ -51,7 +51,8 @@ def recurrent_gated_delta_rule(
     Args:
         q, k: [B, T, H, K].
         v: [B, T, HV, V].
-        g: logarithm of the decay, at most 0, [B, T, HV]; None for no decay.
+        g: logarithm of the decay, at most 0, [B, T, HV], or of one for every key channel, [B, T, HV, K]; None for no
+            decay.
         beta: step of the update, [B, T, HV].
         scale: of the queries; K ** -0.5 if None.
         initial_state: one a sequence; zero if None.
@@ -65,7 +66,7 @@ def recurrent_gated_delta_rule(
         ValueError: HV is not a multiple of H, or the initial state has another shape.
     """
     arguments = (q, k, v, g, beta, scale, initial_state, use_qk_l2norm, state_v_first, cu_seqlens)
-    return _run(_token_by_token, *arguments)
+    return run_recurrence(_token_by_token, *arguments)
 
 
 def chunked_gated_delta_rule(
@@ -83,10 +84,10 @@ def chunked_gated_delta_rule(
 ) -> tuple[Tensor, Tensor]:
     """The same numbers as `recurrent_gated_delta_rule`, to rounding, in chunks of 64 tokens: fast for long inputs."""
     arguments = (q, k, v, g, beta, scale, initial_state, use_qk_l2norm, state_v_first, cu_seqlens)
-    return _run(_chunk_by_chunk, *arguments)
+    return run_recurrence(_chunk_by_chunk, *arguments)
 
 
-def _run(
+def run_recurrence(
     recurrence: _Recurrence,
     q: Tensor,
     k: Tensor,
@@ -99,7 +100,11 @@ def _run(
     state_v_first: bool,
     cu_seqlens: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Casts, normalises, unpacks and puts heads first, [B, heads, T, channels]; then the same backwards."""
+    """Casts, normalises, unpacks and puts heads first, [B, heads, T, channels]; then the same backwards.
+
+    Raises:
+        ValueError: HV is not a multiple of H, or the initial state has another shape.
+    """
     if v.shape[2] % q.shape[2]:
         raise ValueError(f"{v.shape[2]} value heads are not a multiple of {q.shape[2]} key heads")
     dtype = working_dtype(q, k, v)
@@ -138,14 +143,14 @@ def _inverse_l2_norm(x: Tensor) -> Tensor:
 def _token_by_token(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """q, k [B, H, T, K], v [B, HV, T, V], g, beta [B, HV, T], state [B, HV, K, V]."""
+    """q, k [B, H, T, K], v [B, HV, T, V], beta [B, HV, T], g likewise or [B, HV, T, K], state [B, HV, K, V]."""
     group = v.shape[1] // k.shape[1]
     q, k = q.repeat_interleave(group, dim=1), k.repeat_interleave(group, dim=1)
-    decay = None if g is None else g.exp()
+    decay = None if g is None else g.exp().reshape(*g.shape[:3], -1, 1)  # [B, HV, T, 1 or K, 1]
     outputs = []
     for t in range(v.shape[2]):
         if decay is not None:
-            state = state * decay[:, :, t, None, None]
+            state = state * decay[:, :, t]
         key = k[:, :, t, :, None]  # [B, HV, K, 1]
         error = v[:, :, t, None, :] - key.transpose(2, 3) @ state  # [B, HV, 1, V]
         state = state + key @ (beta[:, :, t, None, None] * error)
@@ -181,7 +186,7 @@ def _chunk_by_chunk(
     chunk_decay = None
     if g is not None:
         g = chunked(g, heads)
-        decay = _decay_between_tokens(g)
+        decay = decay_between_tokens(g)
         from_start = g.cumsum(-1).exp()[..., None]  # [B, H, r, M, C, 1]
         system, scores = system * decay, scores * decay
         reads, queries, keys = reads * from_start, q * from_start, k * decay[..., -1, :, None]
@@ -190,12 +195,12 @@ def _chunk_by_chunk(
     right_sides = torch.cat([beta * v, reads], dim=-1)
     solved = solve_unit_lower(system, right_sides)
     corrections, reads = solved.split([v.shape[-1], k.shape[-1]], dim=-1)
-    starts, corrections, state = _scan_chunks(corrections, reads, keys, chunk_decay, state)
+    starts, corrections, state = scan_chunks(corrections, reads, keys, chunk_decay, state)
     output = queries @ starts + scores.tril() @ corrections
     return output.reshape(batch, heads, -1, v.shape[-1])[:, :, :tokens], state
 
 
-def _decay_between_tokens(g: Tensor) -> Tensor:
+def decay_between_tokens(g: Tensor) -> Tensor:
     """exp(g_{j+1} + ... + g_i) at [..., i, j] for i >= j, 1 above the diagonal; g [..., C].
 
     Each sum has its own terms only. As a difference of two cumulative sums it would lose the small
@@ -208,13 +213,13 @@ def _decay_between_tokens(g: Tensor) -> Tensor:
     return (g.reshape(-1, size) @ selection.flatten(1)).exp().view(*g.shape, size)
 
 
-def _scan_chunks(
+def scan_chunks(
     corrections: Tensor, reads: Tensor, keys: Tensor, chunk_decay: Tensor | None, state: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Takes the state from chunk to chunk.
 
     corrections [B, H, r, M, C, V] for an empty state, reads [B, H, r, M, C, K] what they lose per unit of state,
-    keys [B, H, r or 1, M, C, K] decayed to the end of the chunk, chunk_decay [B, H, r, M, 1, 1].
+    keys [B, H, r or 1, M, C, K] decayed to the end of the chunk, chunk_decay [B, H, r, M, 1 or K, 1].
 
     Returns the state at the start of each chunk [B, H, r, M, K, V], the corrections and the final state [B, HV, K, V].
     """

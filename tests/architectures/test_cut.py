@@ -57,7 +57,7 @@ def test_cut_model_equals_masked_model(name: str, norm_epsilon: str, length: int
 
 
 @pytest.mark.parametrize(
-    "name", ["gated_deltanet_grouped", "gated_deltaproduct", "delta_net", "q35", "qn", "oh", "m2", "m2_fla"]
+    "name", ["gated_deltanet_grouped", "gated_deltaproduct", "kda", "delta_net", "q35", "qn", "oh", "m2", "m2_fla"]
 )
 def test_oracle_sees_a_wrong_channel(name: str, tmp_path: Path) -> None:
     tiny = tiny_checkpoint(name, tmp_path / "source")
@@ -73,7 +73,7 @@ def test_oracle_sees_a_wrong_channel(name: str, tmp_path: Path) -> None:
     assert relative_error(next_token_logits(smaller.model, tokens), expected) > 1e-3
 
 
-@pytest.mark.parametrize("name", ["gated_deltanet", "gated_deltaproduct", "delta_net", "q35", "qw", "qn"])
+@pytest.mark.parametrize("name", ["gated_deltanet", "gated_deltaproduct", "kda", "delta_net", "q35", "qw", "qn"])
 def test_only_the_matching_epsilon_is_exact(name: str, tmp_path: Path) -> None:
     tiny = tiny_checkpoint(name, tmp_path / "source")
     _shrink_mixer_outputs(tiny)
@@ -120,6 +120,7 @@ def test_config_differs_in_the_cut_fields_alone(name: str, tmp_path: Path) -> No
     fields = {
         "gated_deltanet": {"head_dim", "expand_v", "norm_eps"},
         "gated_deltaproduct": {"head_dim", "expand_v", "norm_eps"},
+        "kda": {"head_dim", "expand_v", "norm_eps"},
         "delta_net": {"expand_k", "norm_eps"},
         "qwen3_5_text": {"linear_key_head_dim", "rms_norm_eps"},
         "qwen3_5": {"text_config"},

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 import torch
-from fla.models import GLAConfig, KDAConfig, RetNetConfig, RWKV7Config
+from fla.models import GLAConfig, RetNetConfig, RWKV7Config
 from fla.modules import RotaryEmbedding
 from transformers import KimiLinearConfig
 
@@ -14,7 +14,7 @@ from compressor.architectures.registry import find_architecture
 from compressor.errors import RequestError
 
 
-@pytest.mark.parametrize("config_class", [GLAConfig, KDAConfig, KimiLinearConfig, RetNetConfig, RWKV7Config])
+@pytest.mark.parametrize("config_class", [GLAConfig, KimiLinearConfig, RetNetConfig, RWKV7Config])
 def test_the_stock_name_is_refused_with_a_reason(config_class: type) -> None:
     with pytest.raises(RequestError, match="cannot be cut: .*; use a model of another family"):
         find_architecture(config_class.model_type)  # type: ignore[attr-defined]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,24 @@ def test_tokens_are_those_of_the_whole_text(kind: str, prompt: Prompt) -> None:
     assert encoded.prompt.tolist() == tokenizer(prompt.text)["input_ids"]
     assert encoded.whole.tolist() == tokenizer(prompt.text + prompt.completion)["input_ids"]
     assert TokenCounter(tokenizer)(prompt.text) == len(encoded.prompt)
+
+
+@pytest.mark.parametrize("kind", ["byte", "prepend", "slow"])
+def test_what_was_counted_need_not_be_encoded_again(kind: str) -> None:
+    tokenizer = tokenizers()[kind]
+    known: dict[str, Sequence[int]] = {}
+    TokenCounter(tokenizer, known).many([prompt.text for prompt in PROMPTS[:-1]])
+    assert known.keys() == {prompt.text for prompt in PROMPTS[:-1]}
+    fresh, reused = (encode_prompts(tokenizer, PROMPTS, 1000, counted) for counted in (None, known))
+    for one, other in zip(fresh, reused, strict=True):
+        assert (one.prompt.tolist(), one.whole.tolist(), one.answers) == (
+            other.prompt.tolist(),
+            other.whole.tolist(),
+            other.answers,
+        )
+    # What is known is taken as it is.
+    (taken,) = encode_prompts(tokenizer, PROMPTS[:1], 1000, {PROMPTS[0].text: [1, 2, 3]})
+    assert taken.prompt.tolist()[-3:] == [1, 2, 3]
 
 
 @pytest.mark.parametrize("kind", ["byte", "metaspace", "prepend", "slow"])

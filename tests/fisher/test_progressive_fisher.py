@@ -86,9 +86,8 @@ def test_each_stage_is_the_greedy_choice_of_its_own_statistics(epsilon_scaled: b
     scale = 1.0 if epsilon_scaled else 2.0  # the root of 16 / 4, at every stage
     kept = torch.ones(masked.shape, dtype=torch.bool)
     for position, width in enumerate((8, 4)):
-        statistics = mask_statistics(
-            masked, batches(), kept, scale, Sampling(32, 0.0, "head", True), generator, alone, lambda passes: None
-        )
+        sampling = Sampling(32, 0.0, "head", True, removal=FEW.removal)
+        statistics = mask_statistics(masked, batches(), kept, scale, sampling, generator, alone, lambda passes: None)
         gradient = 0.5 * statistics.gradient
         after = removed(mask_model(gradient, statistics.fisher, kept.view(gradient.shape)), width)
         stage = selection.stages[position]

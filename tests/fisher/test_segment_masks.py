@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.nn.functional import normalize
 
 from compressor.fisher.masks import masked, segment_variables
+from compressor.fisher.settings import Removal
 from tests.families import tiny_checkpoint
 
 
@@ -37,6 +39,33 @@ def test_a_mask_of_zero_gives_no_gradient_and_lets_none_through() -> None:
     assert gradients[0][..., 1].ne(0).all()
     assert float(gradients[1][..., 0]) == 0
     assert float(gradients[1][..., 1]) > 0
+
+
+@pytest.mark.parametrize("removal", ["chord", "arc"])
+def test_removals_count_as_far_as_they_turn_the_normalised_vector(removal: Removal) -> None:
+    """Oracle: each channel taken out in turn, and the loss's slope in the direction in which the vector goes."""
+    activations, variables = draws(1, 1, 1, 5), torch.ones(1, 1, 1, 5, dtype=torch.float64, requires_grad=True)
+    weights = draws(5, seed=1)
+    loss = (weights * normalize(masked(activations, variables, 1, removal), dim=-1)).sum()
+    (gradient,) = torch.autograd.grad(loss, [variables])
+    before = normalize(activations[0, 0, 0], dim=0)
+    for channel in range(5):
+        vector = activations[0, 0, 0].clone()
+        vector[channel] = 0
+        after = normalize(vector, dim=0)
+        across = after - (after @ before) * before
+        way = across.norm() if removal == "chord" else (after @ before).acos()
+        change = way * (weights @ normalize(across, dim=0))
+        assert float(gradient[0, 0, 0, channel]) == pytest.approx(-0.5 * float(change), rel=1e-9)
+
+
+def test_a_vector_of_one_channel_and_one_of_none_have_finite_removals() -> None:
+    activations = torch.tensor([[[[0.0, 2.0, 0.0]], [[0.0, 0.0, 0.0]]]])
+    variables = torch.ones(1, 1, 1, 3, requires_grad=True)
+    for removal in ("chord", "arc"):
+        (gradient,) = torch.autograd.grad(masked(activations, variables, 2, removal).sum(), [variables])
+        assert gradient.isfinite().all()
+        assert float(gradient[0, 0, 0, 1]) > 1  # the root's own gradient
 
 
 def test_half_precision_gradients_are_summed_in_single() -> None:

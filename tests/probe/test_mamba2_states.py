@@ -16,9 +16,7 @@ from compressor.architectures.cached_forward import forward_from_cache
 from compressor.architectures.decay import decays_seen
 from compressor.architectures.family import family_of
 from compressor.architectures.recurrent_state import state_layout
-from compressor.errors import RequestError
 from compressor.probe.horizons import decay_horizon
-from compressor.probe.segments import read_in_segments
 from compressor.probe.spectra import spectrum
 from compressor.probe.states import Probed, measure_states
 from tests.families import WITHOUT_SCALE, TinyCheckpoint, tiny_checkpoint, tiny_tokens
@@ -144,23 +142,23 @@ def test_training_computes_the_same_with_gradients(tmp_path: Path) -> None:
         torch.testing.assert_close(actual.double(), expected, rtol=1e-3, atol=1e-4 * float(expected.abs().max()))
 
 
-def test_probing_measures_these_states(tmp_path: Path) -> None:
-    tiny = tiny_checkpoint("m2", tmp_path)
+@pytest.mark.parametrize("name", ["m2", "m2_fla"])
+def test_probing_measures_these_states(name: str, tmp_path: Path) -> None:
+    """fla's class reads one token at a time behind its first segment; the figures are those of one pass."""
+    tiny = tiny_checkpoint(name, tmp_path)
     documents = [tiny_tokens(120, seed) for seed in range(2)]
     probed = Probed(tiny.model, tiny.architecture, tiny.mixers, family_of(tiny.raw_config))
     figures = measure_states(probed, documents, 60, 2, lambda tokens: None)
     with torch.no_grad(), inputs_and_outputs(tiny) as seen:
-        tiny.model(input_ids=torch.stack(documents), use_cache=False)
-    horizons = []
-    for number, mixer in enumerate(tiny.mixers):
+        logits = tiny.model(input_ids=torch.stack(documents), use_cache=False).logits[:, :-1].double()
+    losses = F.cross_entropy(logits.transpose(1, 2), torch.stack(documents)[:, 1:], reduction="none")
+    measured = torch.stack([each.losses for each in figures.losses]).double()
+    torch.testing.assert_close(measured, losses, rtol=1e-4, atol=1e-4)
+    horizons, first = [], 0
+    for mixer in tiny.mixers:
         _, state, log_decay = written_out(tiny, mixer, seen[mixer.layer][0], weights_of(tiny, mixer))
-        expected = spectrum(state.float()).figures
-        torch.testing.assert_close(figures.end[:, 4 * number : 4 * number + 4], expected.double(), rtol=1e-3, atol=1e-4)
+        expected, heads = spectrum(state.float()).figures, slice(first, first + mixer.num_v_heads)
+        torch.testing.assert_close(figures.end[:, heads, :4], expected[..., :4].double(), rtol=1e-3, atol=1e-4)
         horizons.append(decay_horizon(log_decay.mean((0, 1))))
+        first += mixer.num_v_heads
     torch.testing.assert_close(figures.keys.horizon, torch.cat(horizons), rtol=1e-4, atol=1e-6)
-
-
-def test_fla_reads_no_pieces(tmp_path: Path) -> None:
-    tiny = tiny_checkpoint("m2_fla", tmp_path)
-    with pytest.raises(RequestError, match="fla's Mamba-2 reads one token at a time once it has a cache"):
-        read_in_segments(tiny.model, [tiny_tokens(100)], 40, 1, lambda boundary: None)

@@ -18,13 +18,14 @@ from compressor.probe.segments import Boundary, read_in_segments
 from compressor.probe.spectra import FIGURES, spectrum
 from compressor.probe.states import Probed, measure_states
 from tests.families import TinyCheckpoint, tiny_checkpoint, tiny_tokens
-from tests.probe.test_states import record_calls, written_out
+from tests.probe.test_states import log_decay, record_calls, written_out
 
 FAMILIES = [
     "gated_deltanet_grouped",
     "gated_deltanet_wide_values",
     "gated_deltaproduct_three_keys",
     "gated_deltaproduct_no_gates",
+    "kda",
     "delta_net",
     "delta_net_sum_norm",
     "q35",
@@ -80,7 +81,8 @@ def test_horizons_and_key_covariances(name: str, tmp_path: Path, monkeypatch: py
     for number, mixer in enumerate(tiny.mixers):
         seen = torch.stack(tap.seen[mixer.layer], dim=2)  # [3, 192, n, H_k, d_k]
         unit = seen / seen.norm(dim=-1, keepdim=True)
-        decay = _log_alpha(calls[number])
+        decay = log_decay(calls[number])
+        decay = decay.mean(-1) if decay is not None and decay.ndim == 4 else decay
         for head in range(mixer.num_v_heads):
             own = unit[:, :, :, head // (mixer.num_v_heads // mixer.num_k_heads)]
             alpha = torch.zeros(3, 192, dtype=torch.float64) if decay is None else decay[:, :, head]
@@ -93,17 +95,6 @@ def test_horizons_and_key_covariances(name: str, tmp_path: Path, monkeypatch: py
             assert float(found.rank_decayed[place]) == pytest.approx(expected[1], rel=1e-3)
             place += 1
     assert place == len(found.horizon)
-
-
-def _log_alpha(call: dict[str, Tensor]) -> Tensor | None:
-    gate = call.get("g")
-    if gate is None:
-        return None
-    if call.get("use_gate_in_kernel"):
-        return -call["A_log"].detach().double().exp() * torch.nn.functional.softplus(
-            gate.double() + call["dt_bias"].detach().double()
-        )
-    return gate.double()
 
 
 def _brute_force_ranks(unit: Tensor, log_alpha: Tensor) -> tuple[float, float]:

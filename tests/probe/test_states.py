@@ -29,6 +29,7 @@ MODULES = {
         "chunk_gated_delta_product",
         "fused_recurrent_gated_delta_rule",
     ),
+    "kda": ("fla.layers.kda", "chunk_kda", "fused_recurrent_kda"),
     "qwen3_5": (
         "transformers.models.qwen3_5.modeling_qwen3_5",
         "torch_chunk_gated_delta_rule",
@@ -45,30 +46,41 @@ for _family, _model_types in {
         MODULES[_model_type] = (f"transformers.models.{_family}.modeling_{_family}", *MODULES["qwen3_5"][1:])
 
 
+def log_decay(arguments: dict[str, Any]) -> Tensor | None:
+    """Of one call, float64: [B, T, H_v], or of KDA one a channel, [B, T, H_v, d_k]; None without decay."""
+    gate = arguments.get("g")
+    if gate is None or not arguments.get("use_gate_in_kernel"):
+        return None if gate is None else gate.double()
+    rate = arguments["A_log"].detach().double().exp()
+    raw = gate.double() + arguments["dt_bias"].detach().double().view(gate.shape[2:])
+    rate = rate.unflatten(0, (-1, *(1,) * (gate.ndim - 3)))
+    return -rate * F.softplus(raw)
+
+
 def written_out(arguments: dict[str, Any], state: Tensor | None) -> Tensor:
-    """S_t = alpha S_{t-1} (I - beta k k^T) + beta v k^T, value-first [B, H_v, d_v, d_k], token by token in float64."""
+    """S_t = S_{t-1} alpha (I - beta k k^T) + beta v k^T, value-first [B, H_v, d_v, d_k], token by token in float64."""
     key = arguments.get("k", arguments.get("key")).double()
     value = arguments.get("v", arguments.get("value")).double()
-    step, gate = arguments["beta"].double(), arguments.get("g")
+    step, gate = arguments["beta"].double(), log_decay(arguments)
     if arguments.get("use_beta_sigmoid_in_kernel"):
         step = step.sigmoid() * (2 if arguments.get("allow_neg_eigval") else 1)
-    if arguments.get("use_gate_in_kernel"):
-        gate = -arguments["A_log"].double().exp() * F.softplus(gate.double() + arguments["dt_bias"].double())
     if arguments.get("use_qk_l2norm_in_kernel"):
         key = key / (key.square().sum(-1, keepdim=True) + 1e-6).sqrt()
     heads = value.shape[2]
     key = key.repeat_interleave(heads // key.shape[2], dim=2)
-    alpha = torch.ones_like(step)
+    alpha = torch.ones_like(step)[..., None]
     if gate is not None:
         # DeltaProduct's chunked form has one decay for the several keys of a token, before the first of them.
-        alpha[:, :: key.shape[1] // gate.shape[1]] = gate.double().exp()
+        decay = gate.exp() if gate.ndim == 4 else gate.exp()[..., None]
+        alpha = alpha.repeat(1, 1, 1, decay.shape[-1])
+        alpha[:, :: key.shape[1] // gate.shape[1]] = decay
     if state is None:
         state = key.new_zeros(len(key), heads, value.shape[-1], key.shape[-1])
     identity = torch.eye(key.shape[-1], dtype=torch.float64)
     for t in range(key.shape[1]):
         k, v = key[:, t, :, :, None], value[:, t, :, :, None]
-        b, a = step[:, t, :, None, None], alpha[:, t, :, None, None]
-        state = a * state @ (identity - b * k @ k.mT) + b * v @ k.mT
+        b, a = step[:, t, :, None, None], alpha[:, t, :, None, :]
+        state = (a * state) @ (identity - b * k @ k.mT) + b * v @ k.mT
     return state
 
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from compressor.errors import RunError
+from compressor.probe import top_directions as module
 from compressor.probe.top_directions import TopDirections, project, retained_energy, top_directions
 from tests.probe.test_spectra import random_matrix
 
@@ -68,6 +69,24 @@ def test_iteration_converges_where_spectra_decay(name: str) -> None:
 def test_what_does_not_converge_takes_an_svd(name: str) -> None:
     found = top_directions(states_of(SPECTRA[name]), 12, torch.Generator().manual_seed(0))
     assert bool(found.exact.all())
+
+
+@pytest.mark.parametrize("tolerance", [0.1, 0.01, 1e-3])
+def test_what_is_called_found_is_within_the_tolerance(tolerance: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a single step from a start that is nearly the same for all, some are sure to be close enough, some not."""
+    monkeypatch.setattr(module, "TOLERANCE", tolerance)
+    monkeypatch.setattr(module, "ITERATIONS_PER_ROUND", 1)
+    monkeypatch.setattr(module, "ROUNDS", 1)
+    powers = [2.0**-number for number in range(8)]
+    states = torch.cat([states_of(ORDER**-power, 2) for power in powers] + [states_of(SPECTRA["step"], 2)])
+    sure = 0
+    for rank in (1, 4, 12):
+        for start in (None, torch.linalg.qr(states[:1]).Q.expand(len(states), -1, -1)[..., : rank + 20]):
+            found = top_directions(states, rank, torch.Generator().manual_seed(0), start)
+            missed = best_energy(states, rank) - retained_energy(states, found.basis)
+            assert float(missed[~found.exact].amax().clamp(min=0) if not found.exact.all() else 0) <= tolerance
+            sure += int((~found.exact).sum())
+    assert 0 < sure < 6 * len(states)
 
 
 def test_one_slow_matrix_does_not_make_the_others_exact() -> None:

@@ -60,7 +60,8 @@ def test_prompts_are_sized_together_and_are_those_of_one_by_one(task: str) -> No
     together = Together()
     prompts = generate_prompts(find_task(task), 8, 1200, together, 0, "evaluation")
     assert prompts == generate_prompts(find_task(task), 8, 1200, count_tokens, 0, "evaluation")
-    assert together.calls.count(8) >= 1
+    # The 32 smallest for the minimum, two texts that check the tokenizer, then smallest prompts, probes, whole prompts.
+    assert together.calls[:5] == [1, 1, 32, 8, 8]
 
 
 def test_a_whole_prompt_is_counted_few_times(demo_model: Path) -> None:
@@ -125,5 +126,6 @@ def test_needles_longer_than_others_are_drawn_again() -> None:
 
     form = find_task("niah_keys_1")
     generator = random.Random(0)
-    for _ in range(10):
-        assert count(form.generate(400, count, generator, "evaluation").text) < 400
+    one_by_one = tuple(form.generate(400, count, generator, "evaluation") for _ in range(10))
+    assert all(count(prompt.text) < 400 for prompt in one_by_one)
+    assert form.sample(10, 400, count, random.Random(0), "evaluation") == one_by_one

@@ -51,6 +51,9 @@ class TinyRun:
     def weights(self) -> dict[str, Tensor]:
         return {name: tensor.detach().clone() for name, tensor in self.student.model.state_dict().items()}
 
+    def trained(self) -> dict[str, Tensor]:
+        return {name: tensor.detach().clone() for name, tensor in self.trainable.items()}
+
 
 def make_folders(name: str, folder: Path, width: int = 8) -> Path:
     """A teacher in `folder`/source and its cut to `width` of 16 channels in `folder`/cut."""

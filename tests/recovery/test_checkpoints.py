@@ -15,7 +15,13 @@ from torch.optim import AdamW
 
 from compressor.errors import RequestError, RunError
 from compressor.recovery import checkpoints
-from compressor.recovery.checkpoints import Checkpoint, checkpoints_in, newest_checkpoint, save_checkpoint
+from compressor.recovery.checkpoints import (
+    Checkpoint,
+    checkpoints_in,
+    newest_checkpoint,
+    save_checkpoint,
+    training_state,
+)
 from compressor.recovery.log import StepRecord
 from compressor.recovery.settings import Identity
 
@@ -46,7 +52,7 @@ class Trained:
         self.optimizer.step()
 
     def save(self, folder: Path, step: int) -> Path:
-        return save_checkpoint(folder, IDENTITY, self.tensors, self.optimizer, record(step))
+        return save_checkpoint(folder, IDENTITY, training_state(self.tensors, self.optimizer), record(step))
 
     def newest(self, folder: Path, on_unreadable: Callable[[Path], None] = print) -> Checkpoint | None:
         return newest_checkpoint(folder, IDENTITY, self.tensors, on_unreadable)

@@ -60,10 +60,7 @@ def test_only_narrow_recurrences_on_a_gpu_are_padded(device: str, width: int, pa
 @pytest.mark.parametrize("width", [16, 32, 48, 64, 96, 128])
 @pytest.mark.parametrize("name", ["gated_deltanet", "gated_deltaproduct", "delta_net", "q35"])
 def test_gradients_on_a_gpu_are_those_of_plain_torch(name: str, width: int, tmp_path: Path) -> None:
-    """At every width that a cut may leave; kernels tuned into a wrong variant have given others.
-
-    Products in bfloat16 alone move single tensors by up to 0.14 (seen on a CPU); a wrong kernel, by about 1.
-    """
+    """At every width that a cut may leave; kernels tuned into a wrong variant have given others."""
     overrides = {
         "gated_deltanet": {"hidden_size": 128, "head_dim": 128},
         "gated_deltaproduct": {"hidden_size": 128, "head_dim": 128},
@@ -71,20 +68,26 @@ def test_gradients_on_a_gpu_are_those_of_plain_torch(name: str, width: int, tmp_
         "q35": {"hidden_size": 128, "linear_key_head_dim": 128, "linear_value_head_dim": 128},
     }[name]
     folder = tiny_pair(name, tmp_path, width, overrides=overrides).compressed.folder
-    expected = loss_of_long_text(open_tiny(folder), torch.device("cpu"))
-    actual = loss_of_long_text(open_tiny(folder), torch.device("cuda"))
+    assert_gradients_of_plain_torch(folder)
+
+
+def assert_gradients_of_plain_torch(folder: Path) -> None:
+    """Those of the GPU, within three times what products in bfloat16 do to plain torch; a wrong kernel's are 1 off."""
+    cpu = torch.device("cpu")
+    expected, rounded = (loss_of_long_text(open_tiny(folder), cpu, narrow) for narrow in (False, True))
+    actual = loss_of_long_text(open_tiny(folder), torch.device("cuda"), True)
     for key, value in expected.items():
         if float(value.norm()) > 1e-6:
-            error = float((actual[key] - value).norm() / value.norm())
-            assert error < 0.25, (key, error)
+            error, rounding = (float((each[key] - value).norm() / value.norm()) for each in (actual, rounded))
+            assert error < 0.1 + 3 * rounding, (key, error, rounding)
 
 
-def loss_of_long_text(tiny: TinyCheckpoint, device: torch.device) -> dict[str, Tensor]:
-    """Loss and gradients over several chunks, products in bfloat16 on a GPU, on the CPU."""
+def loss_of_long_text(tiny: TinyCheckpoint, device: torch.device, narrow: bool) -> dict[str, Tensor]:
+    """Loss and gradients over several chunks, on the CPU; `narrow`: with products in bfloat16."""
     model = tiny.model.to(device)
     ids = torch.stack([tiny_tokens(400, seed=seed) for seed in range(4)]).to(device)
     with (
-        torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"),
+        torch.autocast(device.type, dtype=torch.bfloat16, enabled=narrow),
         at_trusted_width(tiny.architecture, model, tiny.mixers, device),
     ):
         logits = model(input_ids=ids, use_cache=False).logits[:, :-1].float()

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 from accelerate import Accelerator
-from accelerate.tracking import GeneralTracker
+from accelerate.tracking import GeneralTracker, get_available_trackers
 
-from compressor.errors import RunError
+from compressor.errors import RequestError, RunError
 from compressor.recovery.log import StepRecord
+from compressor.recovery.tracking import keep_written_figures, refuse_missing_tracker
 from tests.recovery.runs import open_run, train_run, with_steps
 
 
@@ -79,3 +80,25 @@ def test_without_the_setting_no_tracker_begins(models: Callable[[str], Path], tm
     accelerator = Accelerator(cpu=True, log_with=[tracker])
     train_run(open_run(models("delta_net")), tmp_path, with_steps(1), accelerator=accelerator)
     assert (tracker.logged, tracker.finished) == ([], 0)
+
+
+def test_a_tracker_that_is_not_installed_is_refused_by_name() -> None:
+    installed = {tracker.value for tracker in get_available_trackers()}
+    (missing, *_) = sorted({"wandb", "trackio", "comet_ml", "mlflow", "aim"} - installed)
+    with pytest.raises(RequestError, match=f"^the tracker {missing} is not installed, .* pip install {missing}, or"):
+        refuse_missing_tracker(missing)
+    refuse_missing_tracker(None)
+    for tracker in installed:
+        refuse_missing_tracker(tracker)
+
+
+def test_what_a_tracker_wrote_stays_beside_the_checkpoint(tmp_path: Path) -> None:
+    """A run's work folder goes with its end."""
+    work, checkpoint = tmp_path / "work", tmp_path / "checkpoint"
+    keep_written_figures(work, checkpoint)
+    assert not checkpoint.exists()
+    events = work / "recovery" / "1" / "events"
+    events.parent.mkdir(parents=True)
+    events.write_bytes(b"figures")
+    keep_written_figures(work, checkpoint)
+    assert (checkpoint / "runs" / "1" / "events").read_bytes() == b"figures"

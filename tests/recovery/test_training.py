@@ -81,9 +81,9 @@ def plain_terms(run: TinyRun, ids: Tensor, settings: TrainingSettings) -> tuple[
     scaled = [F.log_softmax(logits / settings.temperature, -1) for logits in (student, teacher)]
     kl = F.kl_div(*scaled, reduction="batchmean", log_target=True) * settings.temperature**2
     errors = [
-        ((s - t) ** 2).sum() / (t**2).sum() for s, t in zip(student_outputs, teacher_outputs, strict=True)
+        ((s - t) ** 2).sum((1, 2)) / (t**2).sum((1, 2)) for s, t in zip(student_outputs, teacher_outputs, strict=True)
     ]  # fmt: skip
-    matching = torch.stack(errors).mean()
+    matching = torch.cat(errors).mean()
     total = settings.kl_weight * kl + settings.cross_entropy_weight * cross_entropy
     return total + settings.matching_weight * matching, kl, cross_entropy, matching
 
@@ -103,17 +103,17 @@ def logits_and_outputs(run: TinyRun, model: PreTrainedModel, ids: Tensor) -> tup
 @pytest.mark.parametrize("micro_batch_size", [1, 2, 3])
 def test_micro_batches_do_not_matter(name: str, micro_batch_size: int, models: Models, tmp_path: Path) -> None:
     """Three of four rows leave one: batches of two sizes."""
-    settings = with_steps(4, learning_rate=5e-4)
+    settings = with_steps(4, learning_rate=5e-4, matching_weight=0.2)
     whole, parts = open_run(models(name)), open_run(models(name))
     before = whole.weights()
     whole_records = records_of(whole, tmp_path / "whole", settings)
     parts_records = records_of(parts, tmp_path / "parts", replace(settings, micro_batch_size=micro_batch_size))
-    assert largest_difference(whole.weights(), parts.weights()) < 1e-6
+    assert largest_difference(whole.weights(), parts.weights()) < 5e-6
     assert largest_difference(before, whole.weights()) > 5e-4
     for one, other in zip(whole_records, parts_records, strict=True):  # AdamW does not see the gradient's scale
         assert other.gradient_norm == pytest.approx(one.gradient_norm, rel=1e-4)
-        assert (other.loss, other.kl, other.cross_entropy) == pytest.approx(
-            (one.loss, one.kl, one.cross_entropy), rel=1e-5
+        assert (other.loss, other.kl, other.cross_entropy, other.matching) == pytest.approx(
+            (one.loss, one.kl, one.cross_entropy, one.matching), rel=1e-5
         )
 
 

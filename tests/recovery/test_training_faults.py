@@ -141,3 +141,24 @@ def test_a_head_with_a_bias_is_refused(models: Models, tmp_path: Path) -> None:
     run.student.model.set_output_embeddings(torch.nn.Linear(32, 64))
     with pytest.raises(RequestError, match="^the language-model head of DeltaNetForCausalLM is Linear.*without bias"):
         train_run(run, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "remedy"),
+    [
+        ({}, "a pass over 4 sequences of 32 tokens .* give --micro-batch-size 2 or --gradient-checkpointing,"),
+        ({"micro_batch_size": 1}, "a pass over 1 sequences .* give --gradient-checkpointing,"),
+        ({"micro_batch_size": 1, "gradient_checkpointing": True}, "give a shorter --sequence-length,"),
+    ],
+)
+def test_too_little_memory_names_what_needs_less(
+    changes: dict[str, Any], remedy: str, models: Models, tmp_path: Path
+) -> None:
+    run = open_run(models("gated_deltanet"))
+
+    def fail(*given: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    run.student.model.get_submodule(run.student.mixers[0].module).register_forward_hook(fail)
+    with pytest.raises(RunError, match=f"^step 1: .*{remedy}"):
+        train_run(run, tmp_path / "work", with_steps(2, **changes))

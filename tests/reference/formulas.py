@@ -22,7 +22,10 @@ def l2_normalize(x: Tensor) -> Tensor:
 def delta_rule(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor, scale: float, states: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """q, k [B, T, H, K], v [B, T, HV, V], states [B, HV, V, K]: value-first, S <- a S (I - b k k^T) + b v k^T."""
+    """q, k [B, T, H, K], v [B, T, HV, V], states [B, HV, V, K]: value-first, S <- S a (I - b k k^T) + b v k^T.
+
+    g is [B, T, HV], or of one decay a channel [B, T, HV, K]: then a is the diagonal matrix of them.
+    """
     q, k, v, beta = q.double(), k.double(), v.double(), beta.double()
     batch, tokens, heads, channels = q.shape
     group, identity = v.shape[2] // heads, torch.eye(channels, dtype=torch.float64)
@@ -35,7 +38,9 @@ def delta_rule(
             for t in range(tokens):
                 key, step = k[b, t, key_head], beta[b, t, h]
                 decay = 1.0 if g is None else g[b, t, h].double().exp()
-                state = decay * state @ (identity - step * torch.outer(key, key)) + step * torch.outer(v[b, t, h], key)
+                state = (decay * state) @ (identity - step * torch.outer(key, key)) + step * torch.outer(
+                    v[b, t, h], key
+                )
                 outputs.append(scale * (state @ q[b, t, key_head]))
             all_outputs.append(torch.stack(outputs))
             all_states.append(state)
@@ -86,7 +91,7 @@ def model_logits(model: Any, tokens: Tensor) -> Tensor:
     Differentiable: gradients arrive in the parameters of the model.
     """
     config, weights = model.config, {name: tensor.double() for name, tensor in model.named_parameters()}
-    mixer = _product_mixer if config.model_type == "gated_deltaproduct" else _mixer
+    mixer = {"gated_deltaproduct": _product_mixer, "kda": _channel_decay_mixer}.get(config.model_type, _mixer)
     hidden = weights["model.embeddings.weight"][tokens]
     for index in range(config.num_hidden_layers):
         layer = {name.split(".", 3)[3]: w for name, w in weights.items() if name.startswith(f"model.layers.{index}.")}
@@ -145,6 +150,23 @@ def _product_mixer(config: Any, weights: dict[str, Tensor], x: Tensor) -> Tensor
     output = rms_norm(output, weights["attn.o_norm.weight"], config.norm_eps)
     if config.use_output_gate:
         output = output * F.silu(x @ weights["attn.g_proj.weight"].T).unflatten(-1, (config.num_heads, -1))
+    return output.flatten(2) @ weights["attn.o_proj.weight"].T
+
+
+def _channel_decay_mixer(config: Any, weights: dict[str, Tensor], x: Tensor) -> Tensor:
+    value_heads = config.num_v_heads or config.num_heads
+    q, k, v = (_stream(config, weights, x, name, "silu") for name in "qkv")
+    q, k = (l2_normalize(stream.unflatten(-1, (config.num_heads, -1))) for stream in (q, k))
+    v = v.unflatten(-1, (value_heads, -1))
+    beta = torch.sigmoid(x @ weights["attn.b_proj.weight"].T) * (2 if config.allow_neg_eigval else 1)
+    raw = x @ weights["attn.f_proj.0.weight"].T @ weights["attn.f_proj.1.weight"].T + weights["attn.dt_bias"]
+    raw, rate = raw.unflatten(-1, (value_heads, -1)), weights["attn.A_log"].exp()[:, None]
+    bound = config.lower_bound
+    g = -rate * torch.log1p(raw.exp()) if bound is None else bound * torch.sigmoid(rate * raw)
+    output, _ = delta_rule(q, k, v, g, beta, scale=q.shape[-1] ** -0.5)
+    gate = x @ weights["attn.g_proj.0.weight"].T @ weights["attn.g_proj.1.weight"].T + weights["attn.g_proj.1.bias"]
+    output = rms_norm(output, weights["attn.o_norm.weight"], config.norm_eps)
+    output = output * torch.sigmoid(gate.unflatten(-1, (value_heads, -1)))
     return output.flatten(2) @ weights["attn.o_proj.weight"].T
 
 

@@ -35,6 +35,19 @@ LINEAR_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gated_deltaproduct, no short convolution": ("gated_deltaproduct_no_short_conv", {}),
     "gated_deltaproduct, tied": ("gated_deltaproduct_tied", {}),
     "gated_deltaproduct, nothing fused": ("gated_deltaproduct", {"fuse_norm": False, "fuse_swiglu": False}),
+    "kda": ("kda", {}),
+    "kda, bounded gate, one value head a key head": (
+        "kda",
+        {
+            "num_v_heads": None,
+            "allow_neg_eigval": True,
+            "safe_gate": True,
+            "lower_bound": -5.0,
+            "use_short_conv": False,
+            "fuse_norm": False,
+            "fuse_swiglu": False,
+        },
+    ),
     "delta_net": ("delta_net", {}),
     "delta_net, sum norm": ("delta_net_sum_norm", {}),
     "delta_net, sum norm and relu": ("delta_net_relu", {"qk_norm": "sum"}),
@@ -58,6 +71,7 @@ OTHER_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "gated_deltaproduct, attention over residuals": ("gated_deltaproduct", {"attnres_block_size": 2}),
     "gated_deltaproduct hybrid": ("gated_deltaproduct_hybrid", {}),
+    "kda hybrid": ("kda", {"num_hidden_layers": 3, "attn": {"layers": [1], "num_heads": 2}}),
     "delta_net hybrid": ("delta_net", {"attn": {"layers": [1], "num_heads": 2}}),
 }
 ALL_MODELS = LINEAR_MODELS | OTHER_MODELS
@@ -88,6 +102,7 @@ def test_logits_are_those_of_the_definition(model, tokens):
         "gated_deltanet, grouped value heads",
         "gated_deltanet, no gate",
         "gated_deltaproduct, three keys",
+        "kda",
         "delta_net, elu",
     ],
 )

@@ -85,7 +85,7 @@ print(json.dumps({"measured": memory("VmHWM") - before, "estimated": need.bytes 
 """
 
 
-@pytest.mark.parametrize("shape", [(8, 256), (1, 1024)])
+@pytest.mark.parametrize("shape", [(8, 256), pytest.param((1, 1024), marks=pytest.mark.slow)])
 def test_estimate_covers_what_a_process_takes(shape: tuple[int, int]) -> None:
     """On the bundled model, the weights that are loaded already left out."""
     command = [sys.executable, "-c", MEASURE, *map(str, shape)]

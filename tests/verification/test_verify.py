@@ -48,14 +48,6 @@ def test_channels_that_are_not_those_of_the_selection(copy: Path, capsys: pytest
     assert "in_proj_qkv.weight is not the slice of the original's" in failed(copy, 1, capsys)
 
 
-def test_one_changed_value(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    tensors = read_weights(copy)
-    name = next(name for name in tensors if name.endswith("down_proj.weight"))
-    tensors[name][0, 0] *= 1.001
-    write_weights(copy, tensors)
-    assert f"{name} is not the slice" in failed(copy, 1, capsys)
-
-
 @pytest.mark.parametrize("content", ["", "{}", '{"layers": 1}', '{"key_dim": {"before": 16}, "layers": {"0": [[99]]}}'])
 def test_a_broken_selection(content: str, copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (copy / "selection.json").write_text(content)
@@ -104,7 +96,7 @@ def test_a_folder_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert str(tmp_path / "absent") in failed(tmp_path / "absent", 2, capsys)
 
 
-@pytest.mark.parametrize("name", ["gated_deltanet", "gated_deltaproduct", "delta_net", "q35", "m2", "m2_fla"])
+@pytest.mark.parametrize("name", ["gated_deltanet", "gated_deltaproduct", "kda", "delta_net", "q35", "m2", "m2_fla"])
 def test_generation_that_loses_its_state_is_seen(name: str, tmp_path: Path) -> None:
     from compressor.verification.run import GENERATION_TOLERANCE
     from compressor.verification.stock_load import generation_facts

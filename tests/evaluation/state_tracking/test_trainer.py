@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks.state_tracking import runs
+from benchmarks.state_tracking import pace, runs
 from benchmarks.state_tracking.__main__ import main
 from benchmarks.state_tracking.inspection import (
     HeadSilenced,
@@ -19,8 +19,9 @@ from benchmarks.state_tracking.inspection import (
     record_activations,
 )
 from benchmarks.state_tracking.models import ModelSettings, build_model, mixer_modules, tapped
+from benchmarks.state_tracking.pace import Pace, TrainingSettings
 from benchmarks.state_tracking.runs import RunSettings
-from benchmarks.state_tracking.training import TrainingSettings, learning_rate_factor, train
+from benchmarks.state_tracking.training import train
 from compressor.errors import RequestError
 from compressor.evaluation.state_tracking.accuracy import accuracy_by_position
 from compressor.evaluation.state_tracking.parity import Parity
@@ -122,12 +123,55 @@ def test_betas_of_a_head_that_is_set_by_hand():
 
 
 def test_learning_rate_rises_and_falls():
-    settings = replace(TRAINING, steps=100)
-    factors = [learning_rate_factor(step, settings) for step in range(100)]
+    cosine = Pace(replace(TRAINING, steps=100))
+    factors = [cosine.learning_rate_factor(step) for step in range(100)]
     assert factors[:5] == [0.2, 0.4, 0.6, 0.8, 1.0]
     assert factors[4:] == sorted(factors[4:], reverse=True)
     assert factors[52] > 0.5 > factors[53]
     assert factors[-1] < 0.01
+
+
+def test_curriculum_goes_on_when_a_length_is_learned_and_ends_when_the_last_is():
+    given = Pace(TrainingSettings(200, 4, 16, 16, 1e-2, 0.0, curriculum=(2, 8), cooldown=20))
+    seen = []
+    step = 0
+    while not given.is_over(step):
+        seen.append((given.shortest, given.longest, given.batch_size, given.learning_rate_factor(step)))
+        # Length 2 is passed at its second look, 8 at its first, 16 at 0.95 not and at 0.99 so.
+        given.record(step, torch.tensor(0.89 if step < 10 else 0.91 if step < 30 else 0.95 if step < 40 else 0.99), 0.0)
+        step += 1
+    assert given.stages == [(2, 0), (8, 20), (16, 30)]
+    assert [row[:3] for row in seen[::10]] == [*2 * [(2, 2, 32)], (8, 8, 8), *4 * [(16, 16, 4)]]
+    assert [row[3] for row in seen[9:50]] == [1.0] * 41
+    assert [row[3] for row in seen[50:]] == pytest.approx([1 - step / 20 for step in range(20)])
+    # Nothing learned: every length has its share, and the rate falls in the last 20 of 200 steps.
+    stuck = Pace(TrainingSettings(200, 4, 16, 16, 1e-2, 0.0, curriculum=(8,), cooldown=20))
+    for step in range(200):
+        assert not stuck.is_over(step)
+        stuck.record(step, torch.tensor(0.5), 1e6)
+    assert stuck.is_over(200)
+    assert stuck.stages == [(8, 0), (16, 100)]
+    assert (stuck.learning_rate_factor(180), stuck.learning_rate_factor(190)) == (1.0, 0.5)
+    late = Pace(TrainingSettings(200, 4, 16, 16, 1e-2, 0.0, cooldown=20, time_limit_s=30.0))
+    for step in range(60):
+        late.record(step, torch.tensor(0.5), float(step))
+    assert [late.is_over(step) for step in (59, 60)] == [False, True]
+    # A cosine ends with its steps, however early the task is solved.
+    cosine = Pace(TrainingSettings(200, 4, 16, 16, 1e-2, 0.0))
+    for step in range(200):
+        assert not cosine.is_over(step)
+        cosine.record(step, torch.tensor(1.0), 0.0)
+    assert cosine.is_over(200)
+
+
+def test_training_follows_its_pace(monkeypatch):
+    monkeypatch.setattr(pace, "PASSED", 0.0)
+    monkeypatch.setattr(pace, "SOLVED", 0.0)
+    settings = TrainingSettings(60, 2, 4, 4, 1e-2, 0.0, curriculum=(2,), cooldown=5)
+    model = build_model(tiny(), 2, seed=0, device=CPU)
+    record = train(model, Parity(), settings, torch.Generator().manual_seed(0), StageReporter(None))
+    assert record.stages == [(2, 0), (4, 10)]
+    assert [step for step, _, _ in record.history][-2:] == [24, 25]
 
 
 def test_impossible_models_are_refused():
@@ -200,6 +244,9 @@ def test_command_answers_a_wrong_request_in_one_sentence(monkeypatch, capsys):
             ["--test-lengths", "256", "128"],
             "error: test lengths [256, 128], 2048 test and 256 pruning samples: give asc",
         ),
+        (["--curriculum", "64", "128"], "error: curriculum [64, 128]: give ascending lengths above 1 and below 128,"),
+        (["--time-limit", "10"], "error: --time-limit 10 needs --cooldown"),
+        (["--steps", "10", "--cooldown", "11"], "error: 10 steps, cooldown 11: give at least 1 step and a cooldown"),
     ):
         with pytest.raises(SystemExit) as exit_:
             run_command(monkeypatch, *arguments)

@@ -1,0 +1,66 @@
+"""Cuts after a refit, and cuts to widths of each layer, measured on the bundled model and not measured again."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import allocation
+from compressor.demo import demo_model_path, held_out_text_path
+from tests.benchmarks.test_selector_benchmarks import run
+
+
+@pytest.mark.slow
+def test_after_refit(tmp_path: Path) -> None:
+    words = ["--samples", "8", "--ratios", "0.5", "--norm-epsilon", "keep"]
+    folders = [tmp_path / name for name in ("first", "alone", "before")]
+    for folder in folders:
+        folder.mkdir()
+    rows, _ = run(folders[0], "selectors_after_refit", [*words, "--methods", "random", "l1"])
+    alone, _ = run(folders[1], "selectors_after_refit", [*words, "--methods", "l1"])
+    before, _ = run(folders[2], "selectors", [*words, "--methods", "random", "l1", "--scorings", "qk"])
+    assert [row["method"] for row in rows] == ["random", "l1"]
+    # What the first cut was refitted to is gone.
+    assert {name: rows[1][name] for name in rows[1] if name != "seconds"} == {
+        name: alone[0][name] for name in alone[0] if name != "seconds"
+    }
+    for after, plain in zip(rows, before[1:], strict=True):
+        assert after["kept"] == plain["heads"]["kept"]
+        assert after["kl_held_out"][1] < after["kl_held_out"][0]
+        assert after["kl_text"] < plain["kl_text"]
+    file = ["--before", str(folders[2] / "rows.json")]
+    again, printed = run(folders[0], "selectors_after_refit", [*words, *file, "--methods", "random", "l1"])
+    assert again == rows
+    assert f"{before[2]['kl_text']:.4f} {rows[1]['kl_text']:.4f}" in printed
+
+
+@pytest.mark.slow
+def test_allocation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    text = held_out_text_path().read_text(encoding="utf-8")[:3000]
+    for name in ("prose", "docs", "code"):
+        (tmp_path / f"test_{name}.txt").write_text(text, encoding="utf-8")
+    output = tmp_path / "allocation.json"
+    command = ["allocation", "--models", str(demo_model_path().parent), "--text", str(tmp_path)]
+    command += ["--output", str(output), "--samples", "4", "--held-out", "1", "--window", "240", "--device", "cpu"]
+
+    def rows(*more: str) -> list[dict[str, object]]:
+        monkeypatch.setattr(sys, "argv", [*command, *more])
+        allocation.main()
+        found: list[dict[str, object]] = json.loads(output.read_text())["rows"]
+        return found
+
+    first = rows("--ratios", "0.5", "--step", "16")
+    assert [(row["method"], row["widths_by"]) for row in first] == list(allocation.CUTS)
+    for row in first:
+        widths = row["widths"]
+        if not isinstance(widths, list):
+            pytest.fail("widths are a list")
+        assert sum(widths) <= 4 * 32
+        assert (widths == [32] * 4) == (row["widths_by"] == "uniform")
+    assert rows("--ratios", "0.5", "--step", "16") == first
+    assert capsys.readouterr().out.count("method=") == len(first)
+    with pytest.raises(SystemExit, match="--ratios 0.4 keeps no multiple of --step 16 of 64"):
+        rows("--ratios", "0.4", "--step", "16")
