@@ -72,7 +72,7 @@ def test_unknown_family(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     folder = edit_config(make_source("gated_deltanet", tmp_path / "model"), {"model_type": "gated_delta_net"})
     refused(
         capsys, [str(folder), "--ratio", "0.5"],
-        "model_type 'gated_delta_net' is not a family that can be cut", "delta_net, gated_deltanet", "did you mean",
+        "model_type 'gated_delta_net' is not a family that can be cut", "bamba, delta_net", "did you mean",
     )  # fmt: skip
 
 

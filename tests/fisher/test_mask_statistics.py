@@ -117,16 +117,6 @@ def test_the_gradient_is_that_of_finite_differences(name: str, tmp_path: Path) -
         assert float(gradient[layer, head, channel]) == pytest.approx(expected, rel=tolerance, abs=rounding)
 
 
-@pytest.mark.parametrize("name", ["m2", "gated_deltanet"])
-def test_removals_go_further_only_where_keys_are_normalised(name: str, tmp_path: Path) -> None:
-    masked = tiny(name, tmp_path)
-    ids, kept = tokens(2, 40), some_channels(masked, masked.shape[-1] - 5)
-    tangent, chord = (
-        statistics(masked, [ids], kept, replace(PLAIN, removal=removal)).gradient for removal in ("tangent", "chord")
-    )
-    assert torch.equal(tangent, chord) is (name == "m2")
-
-
 def brute_force_samples(masked: MaskedModel, ids: Tensor, kept: Tensor, uniforms: Tensor) -> Tensor:
     """[S, L, H_k, d_k] of one sequence int64 [1, T]: masks of one segment at a time vary, a backward pass for each."""
     samples = []
