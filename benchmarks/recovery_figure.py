@@ -49,21 +49,21 @@ def print_table(rows: Sequence[Row]) -> None:
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """Perplexity on the first text, and memory, of the variants that every model and ratio has."""
+    """Perplexity on the first text, and memory, of the variants that every cut by the first row's method has."""
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    groups: dict[tuple[str, float, str], dict[str, Row]] = {}
+    groups: dict[tuple[str, float], dict[str, Row]] = {}
     for row in rows:
-        if row["ratio"] > 0:
-            groups.setdefault((row["model"], row["ratio"], row["method"]), {})[row["variant"]] = row
+        if row["ratio"] > 0 and row["method"] == rows[0]["method"]:
+            groups.setdefault((row["model"], row["ratio"]), {})[row["variant"]] = row
     dense = {row["model"]: row for row in rows if row["variant"] == "dense"}
     names = [name for name in next(iter(groups.values())) if all(name in members for members in groups.values())]
     figure, axes = plt.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
-    for (model, ratio, method), members in groups.items():
+    for (model, ratio), members in groups.items():
         text = next(iter(dense[model]["perplexity"]))
         base = dense[model]["perplexity"][text]
-        style = {"marker": "o", "label": f"{model} at {ratio:g}, {method}"}
+        style = {"marker": "o", "label": f"{model} at {ratio:g}"}
         axes[0].plot(names, [100 * (members[name]["perplexity"][text] / base - 1) for name in names], **style)
         axes[1].plot(names, [100 * members[name]["memory_tokens"] for name in names], **style)
     axes[0].set_ylabel("perplexity on prose above the original's, %")
