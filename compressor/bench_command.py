@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from rich.console import Console
 
 from compressor.command_words import filled, number, option_of, path
@@ -22,10 +22,20 @@ if TYPE_CHECKING:
     from compressor.speed.measure import Bench, Subject
 
 _Count = Annotated[int, Field(ge=1, le=2**24)]
+
+
+def _once(sizes: list[int] | None) -> list[int] | None:
+    """A size that is named twice would be set against the baseline of another moment."""
+    return None if sizes is None else list(dict.fromkeys(sizes))
+
+
+_Sizes = Annotated[list[_Count], Field(min_length=1), AfterValidator(_once)]
 DEFAULT_PROMPT_LENGTH = 512
 DEFAULT_PREFILL_LENGTHS = (2048, 8192, 16384)
 _CALL_STEPS = 20
 """Steps of one captured graph."""
+_WIDEST = 10_000
+_RATIOS = ("speed_ratio", "memory_ratio")
 SCHEMA = 1
 
 
@@ -34,10 +44,10 @@ class BenchSection(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
-    batch_sizes: list[_Count] = Field(default=[1, 16, 64, 256], min_length=1)
+    batch_sizes: _Sizes = [1, 16, 64, 256]
     prompt_length: _Count | None = None
     """None: 512 tokens, or the model's context where that is shorter."""
-    prefill_lengths: list[_Count] | None = Field(default=None, min_length=1)
+    prefill_lengths: _Sizes | None = None
     """None: those of 2048, 8192 and 16384 tokens that fit the context, or the whole context."""
     steps: int = Field(default=100, ge=1, le=10**6)
     warm_up: int = Field(default=10, ge=0, le=10**6)
@@ -87,7 +97,7 @@ def _bench(words: list[str]) -> int:
     cells = bench.recorder.cells
     _print(console, cells, bench.subjects)
     if output is not None:
-        output.write(_as_json(cells, section, str(device), bench.subjects))
+        output.write(_as_json(cells, section, str(device), bench.subjects, sources))
         _say(console, f"result: {output.given}")
     return 0
 
@@ -155,19 +165,42 @@ def _loaded(
 def _print(console: Console, cells: list[Cell], subjects: Any) -> None:
     from compressor.speed.tables import DISAGREEMENT, speed_table
 
-    console.print(speed_table(cells, subjects[0].name if len(subjects) > 1 else None))
+    table = speed_table(cells, subjects[0].name if len(subjects) > 1 else None)
+    needed = Console(width=_WIDEST).measure(table).maximum  # squeezed, a table loses digits
+    Console(file=console.file, width=max(console.width, needed)).print(table)
     if any(cell.replay_agrees is False for cell in cells):
         _say(console, DISAGREEMENT)
 
 
-def _as_json(cells: list[Cell], section: BenchSection, device: str, subjects: Any) -> dict[str, Any]:
+def _as_json(
+    cells: list[Cell], section: BenchSection, device: str, subjects: Any, sources: list[Source]
+) -> dict[str, Any]:
+    from compressor.checkpoint.fingerprint import weights_sha256
     from compressor.report import installed_hardware, installed_versions
+    from compressor.speed.tables import ratios_to
+
+    baseline = subjects[0].name if len(subjects) > 1 else None
+    models = [
+        {
+            "name": subject.name,
+            "folder": str(source.folder),
+            "revision": source.checkpoint.folder.revision,
+            "weights_sha256": weights_sha256(source.checkpoint.index, lambda size: None),
+            "dtype": str(subject.model.dtype).removeprefix("torch."),
+        }
+        for subject, source in zip(subjects, sources, strict=True)
+    ]
 
     return {
         "schema": SCHEMA,
-        "models": [subject.name for subject in subjects],
+        "models": models,
+        "baseline": baseline,
         "settings": {"device": device, **section.model_dump()},
-        "cells": [cell.to_json() for cell in cells],
+        "cells": [
+            cell.to_json()
+            | ({} if baseline is None else dict(zip(_RATIOS, ratios_to(cell, cells, baseline), strict=True)))
+            for cell in cells
+        ],
         "environment": {**installed_hardware(), "versions": installed_versions()},
     }
 

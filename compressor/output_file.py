@@ -17,10 +17,14 @@ PARTIAL_PREFIX = ".compress-evaluate-"
 
 @dataclass(frozen=True)
 class OutputFile:
-    """`given` is as the user wrote it, `path` what is written: a link stays, and what it points to is replaced."""
+    """`given` is as the user wrote it, `path` what is written: a link stays, and what it points to is replaced.
+
+    Without `overwrite` a file that came since is not replaced either.
+    """
 
     given: Path
     path: Path
+    overwrite: bool
 
     @classmethod
     def checked(cls, given: Path, overwrite: bool) -> OutputFile:
@@ -41,18 +45,26 @@ class OutputFile:
             raise RequestError(
                 f"--output {given} cannot be written ({error.strerror}); name a file in a folder that you may write to."
             ) from None
-        return cls(given, path)
+        return cls(given, path, overwrite)
 
     def write(self, content: Mapping[str, Any]) -> None:
         """Write JSON to a file of another name, then rename it.
 
         Raises:
-            RunError: it could not be written, or holds an infinite number; what was there before is still there.
+            RunError: it could not be written, or holds an infinite number, or another run wrote it in the meantime;
+                what was there before is still there.
         """
         partial = _partial(self.path)
         try:
             write_json(partial, content)
+            if not self.overwrite:
+                self.path.touch(exist_ok=False)  # two runs that end together cannot both do that
             partial.replace(self.path)
+        except FileExistsError:
+            raise RunError(
+                f"--output {self.given} was written by something else in the meantime and is left as it is; name "
+                "another file, and measure again."
+            ) from None
         except OSError as error:
             raise RunError(
                 f"--output {self.given} could not be written ({error.strerror}); see to that, or name another "

@@ -29,6 +29,16 @@ def test_a_file_is_written_once_and_replaced_on_request(tmp_path: Path) -> None:
     assert listing(tmp_path) == ["result.json"]
 
 
+def test_a_file_that_came_in_the_meantime_is_left(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    first, second = (OutputFile.checked(path, overwrite=False) for _ in range(2))
+    first.write({"a": 1})
+    with pytest.raises(RunError, match=r"result\.json was written by something else in the meantime"):
+        second.write({"a": 2})
+    assert json.loads(path.read_text()) == {"a": 1}
+    assert listing(tmp_path) == ["result.json"]
+
+
 def test_a_new_file_has_the_users_usual_mode(tmp_path: Path) -> None:
     (tmp_path / "plain").write_text("")
     OutputFile.checked(tmp_path / "result.json", overwrite=False).write({})

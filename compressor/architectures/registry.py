@@ -80,7 +80,7 @@ def find_architecture(model_type: str) -> Architecture:
             f"(known: {', '.join(known_model_types())})."
         )
     if model_type not in _FAMILIES:
-        nearest = difflib.get_close_matches(model_type, _FAMILIES, n=1)
+        nearest = difflib.get_close_matches(model_type, _FAMILIES, n=1, cutoff=0.7)
         hint = f"; did you mean {nearest[0]}?" if nearest else "."
         raise RequestError(
             f"model_type {model_type!r} is not a family that can be cut (known: {', '.join(known_model_types())}){hint}"

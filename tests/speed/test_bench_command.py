@@ -32,14 +32,21 @@ def test_a_model_against_a_baseline(
     model: Path, narrow: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "bench.json"
-    words = ["bench", str(narrow), "--baseline", str(model), *FAST, "--batch-sizes", "1,3", "--repeats", "2"]
+    words = ["bench", str(narrow), "--baseline", str(model), *FAST, "--batch-sizes", "1,3,1", "--repeats", "2"]
     assert main([*words, "--output", str(output)]) == 0
     printed = capsys.readouterr().out
     assert "loading dense" in printed
     assert "decode: narrow batch 3 length 8: plain:" in printed
-    assert "speed" in printed
+    assert "speed ratio" in printed
+    assert "…" not in printed  # a terminal of 80 columns takes no digits away
     result = json.loads(output.read_text())
-    assert result["models"] == ["dense", "narrow"]
+    assert [each["name"] for each in result["models"]] == ["dense", "narrow"]
+    assert [each["folder"] for each in result["models"]] == [str(model), str(narrow)]
+    assert {each["dtype"] for each in result["models"]} == {"float32"}
+    assert len({each["weights_sha256"] for each in result["models"]}) == 2
+    assert result["baseline"] == "dense"
+    first, second = result["cells"][:2]
+    assert second["speed_ratio"] == pytest.approx(first["seconds"] / second["seconds"])
     assert [(cell["part"], cell["model"], cell["batch"], cell["length"]) for cell in result["cells"]] == [
         ("decode", "dense", 1, 8), ("decode", "narrow", 1, 8), ("decode", "dense", 3, 8), ("decode", "narrow", 3, 8),
         ("prefill", "dense", 1, 16), ("prefill", "narrow", 1, 16),
