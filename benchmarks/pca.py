@@ -3,8 +3,9 @@
     python -m benchmarks.pca --models ../shared/models --text ../shared/text --calibration train_sample.txt \\
         --output pca.json --figure pca.png
 
-For each model folder of a supported family, and from one calibration as in benchmarks.selectors, the leading directions
-of each head's stacked key and query activations are kept, and the rest is dropped before any recovery:
+For each model folder of a supported family, but for Kimi delta attention (see benchmarks.rotated_model), and from one
+calibration as in benchmarks.selectors, the leading directions of each head's stacked key and query activations are
+kept, and the rest is dropped before any recovery:
 
     pca-exact    rotated after the activation. No stock layer can do that: a bound on what directions could give
     pca-nearest  projections rotated; each direction has the filter that is nearest to its rotated convolution
@@ -38,10 +39,17 @@ from benchmarks.cuts import (
 )
 from benchmarks.principal_directions import nearest_filters, principal_directions, retained_squares, shared_filters
 from benchmarks.resumable import Row, Rows, settings_of, stored_rows
-from benchmarks.rotated_model import Directions, Filters, RotatedChannels, rotated_weights
+from benchmarks.rotated_model import (
+    Directions,
+    Filters,
+    RotatedChannels,
+    refuse_decays_of_channels,
+    rotated_weights,
+)
 from benchmarks.selector_figures import draw_cuts, print_cuts
 from benchmarks.selectors import KEYS, measure_row
 from compressor.architectures.masking import MaskedChannels
+from compressor.errors import RequestError
 from compressor.selecting import stacked_heads
 from compressor.selection.base import HeadStatistics
 
@@ -72,10 +80,15 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def measure(arguments: argparse.Namespace) -> list[Row]:
-    """Every model of a supported family; results are written after each row."""
+    """Every model that can be cut and rotated; results are written after each row, and models refused are printed."""
     rows = Rows(arguments.output, settings_of(arguments, NOT_SETTINGS), KEYS)
     rows.load()
     for source in supported_models(arguments.models, arguments.only):
+        try:
+            refuse_decays_of_channels(source.architecture)
+        except RequestError as refusal:
+            print(f"{source.folder.name}: not measured: {refusal}")
+            continue
         asked = [{"model": source.folder.name, "scoring": "qk", **cut} for cut in cuts(arguments)]
         if rows.missing(asked):
             measure_model(open_bench(source, arguments), asked, rows, arguments)
@@ -115,7 +128,7 @@ def measure_rotation(bench: Bench, directions: Directions, method: str, keep: in
     architecture, mixers = bench.source.architecture, bench.source.mixers
     scale = architecture.output_scale(bench.width, keep) if epsilon == "keep" else 1.0
     if method == EXACT:
-        with architecture.tapped(bench.cut, mixers, RotatedChannels(directions, keep, scale)):
+        with architecture.tapped(bench.cut, mixers, RotatedChannels(architecture, directions, keep, scale)):
             return measure_cut(bench, None, epsilon)
     leading = {layer: torch.arange(keep).expand(len(rows), -1) for layer, rows in directions.items()}
     with (

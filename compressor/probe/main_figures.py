@@ -8,7 +8,7 @@ from compressor.evaluation.estimates import Estimate
 from compressor.evaluation.results import Score
 from compressor.probe.head_search import HeadSearch
 from compressor.probe.horizons import LONG_HORIZON, SHORT_HORIZON
-from compressor.probe.results import ProbedModel, ProbeResult
+from compressor.probe.results import ProbedModel, ProbeResult, Truncation
 
 _SHOWN = (("entropy_effective_rank", "entropy effective rank"), ("utilisation", "utilisation"))
 
@@ -19,9 +19,23 @@ def summary_lines(result: ProbeResult) -> Iterator[str]:
     for cut in () if result.truncation is None else result.truncation.text:
         if cut.rank is not None and cut.difference is not None:
             yield f"  states cut to rank {cut.rank}: loss {signed(cut.difference.all)}"
+    yield from _of_tasks(result.truncation, "")
+    yield from _of_tasks(result.windowed, ", softmax layers windowed")
     for search in result.searches:
         yield _of_search(search)
     yield from _of_comparison(result)
+
+
+def _of_tasks(truncation: Truncation | None, beside: str) -> Iterator[str]:
+    """Scores by rank, a line a task."""
+    tasks = () if truncation is None else truncation.tasks
+    for name in dict.fromkeys((each.task, each.length) for each in tasks):
+        scores = ", ".join(
+            f"{'uncut' if each.rank is None else each.rank} {each.score.mean:.0%}"
+            for each in tasks
+            if (each.task, each.length) == name
+        )
+        yield f"  {name[0]} at {name[1]} tokens by rank{beside}: {scores}"
 
 
 def signed(value: Estimate | Score) -> str:
@@ -42,9 +56,9 @@ def _of_states(model: ProbedModel) -> Iterator[str]:
     if any(head.horizon is not None for head in heads):
         correlation = "none" if horizons.spearman is None else f"{horizons.spearman:.2f}"
         yield (
-            f"  {horizons.share_short:.0%} of the heads forget within {SHORT_HORIZON} tokens, "
-            f"{len(horizons.long_heads)} keep beyond {LONG_HORIZON}; rank correlation of horizon and effective rank: "
-            f"{correlation}"
+            f"  {horizons.share_short:.0%} of the {len(heads)} heads forget within {SHORT_HORIZON} tokens, "
+            f"{len(horizons.long_heads)} of them keep beyond {LONG_HORIZON}; rank correlation of horizon and effective "
+            f"rank: {correlation}"
         )
 
 

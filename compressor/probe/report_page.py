@@ -19,7 +19,8 @@ from compressor.probe.head_search import HeadSearch
 from compressor.probe.horizons import LONG_HORIZON, SHORT_HORIZON
 from compressor.probe.main_figures import summary_lines
 from compressor.probe.results import ProbedModel, ProbeResult, Truncation
-from compressor.probe.settings_page import comparison_tables, settings_shown
+from compressor.probe.settings_page import comparison_tables, loss_by_position, settings_shown
+from compressor.probe.summary import HeadSummary
 from compressor.probe.terms import CONDITION_BOUND, LABELS, TERMS
 
 CAPTIONS = {
@@ -76,6 +77,7 @@ def report_page(result: ProbeResult, images: Mapping[str, bytes]) -> str:
     if result.baseline is not None:
         parts += [html.heading(f"Beside the baseline {result.baseline.model}"), shown["comparison"]]
         parts += comparison_tables(result)
+    parts += [html.heading("Loss by position in the text"), loss_by_position(result)]
     parts += [html.heading("What the words mean"), html.definitions(TERMS)]
     parts += [html.heading("Settings"), html.facts(settings_shown(result)), html.facts(dict(result.versions))]
     return html.page(f"Probe of {result.model.model}", parts)
@@ -94,12 +96,19 @@ def _heads(model: ProbedModel) -> str:
     )
     rows = [
         (
-            head.layer, head.head, *(head.end[name].median for name in LABELS), head.condition_bound, head.horizon,
+            head.layer, head.head, *(head.end[name].median for name in LABELS if name != "condition_number"),
+            _condition(head, model.rank_threshold), head.condition_bound, head.horizon,
             head.mean_key_norm, head.rank_in_horizon, head.rank_decayed,
         )
         for head in model.states.heads
     ]  # fmt: skip
     return html.table(columns, rows)
+
+
+def _condition(head: HeadSummary, rank_threshold: float) -> html.Cell:
+    """The condition number, as far as the rounding of the state lets it be known."""
+    value = head.end["condition_number"].median
+    return value if value is not None and value <= 1 / rank_threshold else f"> {1 / rank_threshold:,.0f}"
 
 
 def _reasons(model: ProbedModel) -> list[str]:

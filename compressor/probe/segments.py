@@ -58,6 +58,7 @@ def read_in_segments(
     Sequences of like length share a batch, padded on the right to whole segments: no row sees its padding before its
     own tokens have ended. `on_boundary` is called after every segment, also the last. `give_positions` tells the model
     where each segment stands, for a class that counts the keys of its cache and a cache that has lost some.
+    `on_tokens` gets the tokens of every segment as it is done: one long text shows its progress too.
 
     Raises:
         RunError: a loss is NaN or infinite.
@@ -67,9 +68,8 @@ def read_in_segments(
     found: dict[int, TokenFigures] = {}
     for batch in _batches([len(sequence) for sequence in sequences], segment, rows):
         members = [sequences[index] for index in batch]
-        figures = _read_batch(model, members, segment, tuple(batch), on_boundary, give_positions)
+        figures = _read_batch(model, members, segment, tuple(batch), on_boundary, on_tokens, give_positions)
         found.update(zip(batch, figures, strict=True))
-        on_tokens(sum(len(member) for member in members))
     return [found[index] for index in range(len(sequences))]
 
 
@@ -98,6 +98,7 @@ def _read_batch(
     segment: int,
     rows: tuple[int, ...],
     on_boundary: OnBoundary,
+    on_tokens: Callable[[int], None],
     give_positions: bool,
 ) -> list[TokenFigures]:
     count = segments_of(max(len(sequence) for sequence in sequences), segment)
@@ -115,6 +116,8 @@ def _read_batch(
         losses[:, part], correct[:, part] = _against(output.logits, tokens[:, 1:][:, part].to(model.device))
         del output
         on_boundary(Boundary(rows, part.stop, number + 1 == count, cache))
+        on_tokens(sum(len(sequence[part]) for sequence in sequences))
+    on_tokens(sum(len(sequence[count * segment :]) for sequence in sequences))
     figures = []
     for row, sequence in enumerate(sequences):
         own = slice(len(sequence) - 1)

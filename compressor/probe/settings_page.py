@@ -1,4 +1,4 @@
-"""Tables of the page that stand beside the figures: a comparison with the baseline, and what was measured."""
+"""Tables of the page that stand beside the figures: losses, a comparison with the baseline, and what was measured."""
 
 from __future__ import annotations
 
@@ -28,6 +28,22 @@ def comparison_tables(result: ProbeResult) -> list[str]:
         html.table(("loss, nats a token", "baseline", "model", "difference", "standard error"), losses),
         html.table(("mean over heads", "baseline", "model", "correlation of heads", "rank correlation"), states),
     ]
+
+
+def loss_by_position(result: ProbeResult) -> str:
+    """Loss by the tokens read before, with that of a baseline where there is one."""
+    model, baseline, difference = result.model, result.baseline, result.loss_difference
+    names = [f"{max(1, bucket.start):,} to {bucket.stop - 1:,}" for bucket in model.loss.by_position]
+    losses = [bucket.loss for bucket in model.loss.by_position]
+    if baseline is None or difference is None:
+        rows = [(name, loss.mean, loss.standard_error) for name, loss in zip(names, losses, strict=True)]
+        return html.table(("tokens read before", "loss, nats a token", "standard error"), rows)
+    before, less = ([bucket.loss for bucket in each.by_position] for each in (baseline.loss, difference))
+    compared = [
+        (name, one.mean, other.mean, change.mean, change.standard_error)
+        for name, one, other, change in zip(names, before, losses, less, strict=True)
+    ]
+    return html.table(("tokens read before", "baseline", "model", "difference", "standard error"), compared)
 
 
 def settings_shown(result: ProbeResult) -> Mapping[str, html.Cell]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
+from benchmarks import pca
 from tests.benchmarks.test_selector_benchmarks import run
+from tests.tiny_models import save_tiny
 
 
 @pytest.mark.slow
@@ -32,3 +35,16 @@ def test_pca(tmp_path: Path) -> None:
     assert more[: len(rows)] == rows
     assert [row["method"] for row in more[len(rows) :]] == ["energy"]
     assert printed.count("method=") == 1
+
+
+def test_decays_of_channels_are_named_and_not_calibrated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder has no tokenizer and the texts are not there: both would be missed after the refusal."""
+    save_tiny("kda", tmp_path / "models" / "kimi")
+    words = ["--models", str(tmp_path / "models"), "--text", str(tmp_path), "--output", str(tmp_path / "rows.json")]
+    monkeypatch.setattr(sys, "argv", ["pca", *words])
+    with pytest.raises(SystemExit, match="nothing was measured"):
+        pca.main()
+    assert "kimi: not measured: key channels of Kimi delta attention (fla) decay each by" in capsys.readouterr().out
+    assert not (tmp_path / "rows.json").exists()

@@ -10,7 +10,9 @@ from torch import Tensor
 
 from benchmarks.pca import FILTERS
 from benchmarks.rotated_model import Directions, RotatedChannels, rotated_weights
+from compressor.architectures.base import RecurrenceTap
 from compressor.architectures.masking import MaskedChannels
+from compressor.errors import RequestError
 from compressor.evaluation.language_modelling import next_token_logits
 from tests.families import TinyCheckpoint, open_tiny, tiny_tokens
 from tests.tiny_models import save_tiny
@@ -46,7 +48,7 @@ def scale(tiny: TinyCheckpoint, keep: int) -> float:
 
 
 def exact_logits(tiny: TinyCheckpoint, directions: Directions, keep: int) -> Tensor:
-    tap = RotatedChannels(directions, keep, scale(tiny, keep))
+    tap = RotatedChannels(tiny.architecture, directions, keep, scale(tiny, keep))
     with tiny.architecture.tapped(tiny.model, tiny.mixers, tap):
         return next_token_logits(tiny.model, tiny_tokens())
 
@@ -142,3 +144,30 @@ def test_weights_are_put_back_even_after_a_failure(tmp_path: Path) -> None:
         fail_when_rotated()
     assert len(changed) == 2 * len(tiny.mixers)
     assert all(parameter.equal(before[name]) for name, parameter in tiny.model.named_parameters())
+
+
+def test_decays_of_channels_are_refused_before_anything_is_changed(tmp_path: Path) -> None:
+    tiny = opened("kda", tmp_path)
+    before = {name: parameter.clone() for name, parameter in tiny.model.named_parameters()}
+    message = r"^key channels of Kimi delta attention \(fla\) decay each by its own factor, .*; name a model with one"
+    with pytest.raises(RequestError, match=message):
+        exact_logits(tiny, random_directions(tiny), tiny.mixers[0].head_k_dim)
+    with pytest.raises(RequestError, match=message):
+        weight_logits(tiny, random_directions(tiny), KEEP, "pca-nearest")
+    assert all(parameter.equal(before[name]) for name, parameter in tiny.model.named_parameters())
+
+
+def test_rotated_channels_under_their_decays_are_another_model(tmp_path: Path) -> None:
+    """Why they are refused: with every direction kept, a family with one decay a head would be reproduced."""
+    tiny = opened("kda", tmp_path)
+    rotation = random_directions(tiny)
+
+    class Rotated(RecurrenceTap):
+        def on_query(self, layer: int, query: Tensor) -> Tensor:
+            return torch.einsum("bthd,hkd->bthk", query, rotation[layer].to(query.dtype))
+
+        on_key = on_query
+
+    with tiny.architecture.tapped(tiny.model, tiny.mixers, Rotated()):
+        rotated = next_token_logits(tiny.model, tiny_tokens())
+    assert error(rotated, next_token_logits(tiny.model, tiny_tokens())) > 1e-3

@@ -43,7 +43,8 @@ def probe(model: Path, output: Path, *options: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "name", ["gated_deltanet", "gated_deltaproduct", "delta_net", "q35", "qw", "gated_deltanet_hybrid"]
+    "name",
+    ["gated_deltanet", "gated_deltaproduct", "delta_net", "q35", "qw", "gated_deltanet_hybrid", "bamba", "falcon_h1"],
 )
 def test_every_family(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model, text = source(name, tmp_path / "model"), text_file(tmp_path)
@@ -61,7 +62,7 @@ def test_every_family(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[s
         kappa = head["end"]["condition_number"]["minimum"]
         assert kappa is None or kappa >= (1 - 1e-5) * utilisation["maximum"] ** -0.5
     assert [cut["rank"] for cut in result["truncation"]["text"]] == [None, 4, 1]
-    hybrid = name in ("q35", "qw", "gated_deltanet_hybrid")
+    hybrid = name in ("q35", "qw", "gated_deltanet_hybrid", "bamba")
     assert (result["windowed"] is not None) == hybrid
     assert not hybrid or result["windowed"]["window"] == 64
     assert result["truncation"]["text"][0]["loss"] == result["model"]["loss"]

@@ -46,17 +46,17 @@ def weights_of(tiny: TinyCheckpoint, mixer: Mixer) -> dict[str, Tensor]:
     return {name: value.double() for name, value in tiny.model.get_submodule(mixer.module).state_dict().items()}
 
 
-def written_out(
-    tiny: TinyCheckpoint, mixer: Mixer, hidden: Tensor, weights: dict[str, Tensor]
+def scanned(
+    mixer: Mixer, projected: Tensor, weights: dict[str, Tensor], least: Tensor | float = 0.0, most: float = torch.inf
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Output [B, T, hidden], last state [B, H, P, N] and log decays [B, T, H] of a mixer, token by token.
+    """Outputs [B, T, H, P], last state [B, H, P, N] and log decays [B, T, H] from in_proj's rows, token by token.
 
-    Group g serves the heads g H / G to (g + 1) H / G - 1, as in the kernels and in every single step.
+    Group g serves the heads g H / G to (g + 1) H / G - 1, as in the kernels and in every single step. Step sizes are
+    at least `least`, one for all tokens or one each [T], and at most `most`.
     """
     heads, width, groups, size = mixer.num_v_heads, mixer.head_v_dim, mixer.num_k_heads, mixer.head_k_dim
-    projected = F.linear(hidden, weights["in_proj.weight"], weights.get("in_proj.bias"))
     inner = heads * width
-    gate, convolved, dt = projected.split([inner, inner + 2 * groups * size, heads], -1)
+    _, convolved, dt = projected.split([inner, inner + 2 * groups * size, heads], -1)
     taps = weights["conv1d.weight"]
     padded = F.pad(convolved.transpose(1, 2), (taps.shape[-1] - 1, 0))
     convolved = F.silu(F.conv1d(padded, taps, weights.get("conv1d.bias"), groups=len(taps))).transpose(1, 2)
@@ -64,7 +64,8 @@ def written_out(
     x = x.unflatten(-1, (heads, width))
     owners = [head * groups // heads for head in range(heads)]
     key, query = (each.unflatten(-1, (groups, size))[:, :, owners] for each in (key, query))
-    step = F.softplus(dt + weights["dt_bias"])
+    bounds = torch.as_tensor(least, dtype=torch.float64).expand(dt.shape[1])
+    step = torch.maximum(F.softplus(dt + weights["dt_bias"]), bounds[:, None]).clamp(max=most)
     log_decay = -weights["A_log"].exp() * step
     skip = weights["D"].view(heads, -1)
     state = x.new_zeros(len(x), heads, width, size)
@@ -73,7 +74,17 @@ def written_out(
         added = step[:, t, :, None, None] * x[:, t, :, :, None] * key[:, t, :, None, :]
         state = log_decay[:, t, :, None, None].exp() * state + added
         outputs.append((state * query[:, t, :, None]).sum(-1) + skip * x[:, t])
-    normed = gated_norm(tiny, torch.stack(outputs, dim=1).flatten(2), gate, weights.get("norm.weight"), groups)
+    return torch.stack(outputs, dim=1), state, log_decay
+
+
+def written_out(
+    tiny: TinyCheckpoint, mixer: Mixer, hidden: Tensor, weights: dict[str, Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Output [B, T, hidden] of a mixer, with its last state and its log decays as `scanned` gives them."""
+    projected = F.linear(hidden, weights["in_proj.weight"], weights.get("in_proj.bias"))
+    y, state, log_decay = scanned(mixer, projected, weights)
+    gate = projected[..., : mixer.num_v_heads * mixer.head_v_dim]
+    normed = gated_norm(tiny, y.flatten(2), gate, weights.get("norm.weight"), mixer.num_k_heads)
     return F.linear(normed, weights["out_proj.weight"], weights.get("out_proj.bias")), state, log_decay
 
 

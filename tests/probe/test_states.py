@@ -167,5 +167,5 @@ def test_a_state_that_is_written_is_gone_on_from(name: str, tmp_path: Path) -> N
 
 
 def test_an_unknown_family_is_refused() -> None:
-    with pytest.raises(RequestError, match="states of a rwkv7 model cannot be read .*known: delta_net"):
+    with pytest.raises(RequestError, match="states of a rwkv7 model cannot be read .*known: bamba, delta_net"):
         state_layout("rwkv7")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch.nn import functional as F
 from compressor.architectures.recurrent_state import state_layout
 from compressor.probe.segments import Boundary, read_in_segments
 from compressor.probe.truncation import Reading, measure_cut
-from tests.families import TinyCheckpoint, open_tiny, tiny_checkpoint, tiny_tokens
+from tests.families import MAMBA2_HYBRIDS, TinyCheckpoint, open_tiny, tiny_checkpoint, tiny_tokens
 from tests.probe.test_measured_states import probed
 from tests.tiny_models import edit_config, save_tiny
 
@@ -32,7 +33,7 @@ def one_pass(tiny: TinyCheckpoint, tokens: Tensor) -> Tensor:
     return F.cross_entropy(logits, tokens[1:], reduction="none")
 
 
-@pytest.mark.parametrize("name", ["q35", "qw", "qn", "oh"])
+@pytest.mark.parametrize("name", ["q35", "qw", "qn", "oh", *MAMBA2_HYBRIDS])
 def test_transformers_against_an_explicit_mask(name: str, tmp_path: Path) -> None:
     """Positions and all: each segment of 64 sees itself and the 40 tokens before it."""
     tiny, tokens = tiny_checkpoint(name, tmp_path), tiny_tokens(257)
@@ -47,11 +48,13 @@ def test_transformers_against_an_explicit_mask(name: str, tmp_path: Path) -> Non
         mask = torch.where(visible[:length, :length], 0.0, torch.finfo(torch.float32).min)
         return args, kwargs | {"attention_mask": mask[None, None]}
 
-    (softmax,) = [module for path, module in tiny.model.named_modules() if path.endswith("self_attn")]
-    handle = softmax.register_forward_pre_hook(masked, with_kwargs=True)
+    softmax = [each for each in tiny.model.modules() if re.fullmatch(r"\w+(?<!Vision)Attention", type(each).__name__)]
+    assert len(softmax) == (2 if name in ("falcon_h1", "zamba2") else 1)
+    handles = [each.register_forward_pre_hook(masked, with_kwargs=True) for each in softmax]
     with torch.inference_mode():
         logits = tiny.model(input_ids=tokens[None, :-1], use_cache=False).logits[0]
-    handle.remove()
+    for handle in handles:
+        handle.remove()
     expected = F.cross_entropy(logits, tokens[1:], reduction="none")
     found = windowed_losses(tiny, tokens, 64, 40)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -94,14 +95,15 @@ def rows(wrapped: Path, shared_text: Path) -> list[list[int]]:
     return [tokens[150 * place : 150 * place + length] for place, length in enumerate(LENGTHS)]
 
 
-def log_probabilities(python: str | Path, engine: str, model: Path, rows: list[list[int]], output: Path) -> Tensor:
-    """Of all rows behind each other, (tokens,) in float64."""
+def run_quietly(command: list[str], given: str) -> subprocess.CompletedProcess[str]:
     quiet = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
     quiet |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-    done = subprocess.run(
-        [str(python), str(CHILD), engine, str(model), str(output)],
-        env=os.environ | quiet, input=json.dumps(rows), capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    return subprocess.run(command, env=os.environ | quiet, input=given, capture_output=True, text=True, check=False)
+
+
+def log_probabilities(python: str | Path, engine: str, model: Path, rows: list[list[int]], output: Path) -> Tensor:
+    """Of all rows behind each other, (tokens,) in float64."""
+    done = run_quietly([str(python), str(CHILD), engine, str(model), str(output)], json.dumps(rows))
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     found = json.loads(output.read_text(encoding="utf-8"))
     assert [len(row) for row in found] == [len(row) - 1 for row in rows]
@@ -127,3 +129,22 @@ def test_log_probabilities_are_those_of_transformers(
     assert apart < 1.5 * float((rounded - exact).abs().mean())
     assert apart < 0.5 * float((original - exact).abs().mean())
     assert abs(float((found - exact).mean())) < 0.01
+
+
+@pytest.mark.parametrize(
+    ("language_model_only", "reason"),
+    [
+        (False, r"Expected type: <class '\S*\.Qwen3_5Config'>, but found type: <class '\S*\.Qwen3_5TextConfig'>"),
+        (True, "'Qwen3_5TextConfig' object has no attribute 'vision_config'"),
+    ],
+)
+def test_a_text_only_model_is_refused(
+    language_model_only: bool, reason: str, shared_models: Path, vllm_python: Path
+) -> None:
+    """The original as well, so it is not the cut: what compressor.architectures.engines says of the build."""
+    model = shared_models / "qwen35-18m"
+    options = f"dtype='bfloat16', max_model_len=256, enforce_eager=True, language_model_only={language_model_only}"
+    code = f"from vllm import LLM; LLM(model={str(model)!r}, mamba_ssm_cache_dtype='float32', {options})"
+    done = run_quietly([str(vllm_python), "-c", f"if __name__ == '__main__': {code}"], "")
+    assert done.returncode != 0
+    assert re.search(reason, done.stdout + done.stderr)
