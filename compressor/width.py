@@ -30,19 +30,26 @@ def kept_width(head_k_dim: int, ratio: float | None, target_dim: int | None, rou
     if keep == 0:
         raise RequestError(
             f"--ratio {ratio:g} leaves {exact:g} of {head_k_dim} key channels, "
-            f"which --round-to {round_to} rounds to 0; use a smaller ratio or --round-to {_fitting_step(exact)}."
+            f"which --round-to {round_to} rounds to 0; use {_smaller(head_k_dim, exact)}."
         )
     if keep >= head_k_dim:
         raise RequestError(
             f"--ratio {ratio:g} leaves {exact:g} of {head_k_dim} key channels, which --round-to {round_to} rounds to "
-            f"{keep}: nothing would be removed; use a larger ratio or --round-to {_fitting_step(head_k_dim - exact)}."
+            f"{keep}: nothing would be removed; use a larger ratio{_or_step(head_k_dim - exact)}."
         )
     return keep
 
 
-def _fitting_step(channels: float) -> int:
-    """The largest power of two that is at most `channels`, at least 1."""
-    return 1 if channels < 2 else 2 ** int(math.log2(channels))
+def _smaller(head_k_dim: int, exact: float) -> str:
+    most = 1 - 1 / head_k_dim
+    return f"a ratio of at most {most:g} and --round-to 1" if exact < 0.5 else f"a smaller ratio{_or_step(exact)}"
+
+
+def _or_step(channels: float) -> str:
+    """A --round-to that helps: the largest power of two that is at most `channels`, or nothing where none does."""
+    if channels < 0.5:
+        return ""
+    return f" or --round-to {1 if channels < 2 else 2 ** int(math.log2(channels))}"
 
 
 def check_allocation(name: str) -> None:

@@ -47,6 +47,14 @@ def test_rounding_to_nothing() -> None:
     assert kept_width(128, 0.95, None, 4) == 8
 
 
+def test_a_remedy_helps_where_no_rounding_does() -> None:
+    with pytest.raises(RequestError, match=r"rounds to 0; use a ratio of at most 0\.984375 and --round-to 1\.$"):
+        kept_width(64, 0.999, None, 16)
+    assert kept_width(64, 0.984375, None, 1) == 1
+    with pytest.raises(RequestError, match=r"nothing would be removed; use a larger ratio\.$"):
+        kept_width(64, 1e-9, None, 1)
+
+
 def test_rounding_to_everything() -> None:
     message = (
         r"^--ratio 0.05 leaves 60.8 of 64 key channels, which --round-to 16 rounds to 64: nothing would be removed"
