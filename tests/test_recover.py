@@ -22,6 +22,7 @@ from compressor.export.replacement import replace_tensors
 from compressor.recipe import Recipe
 from tests.test_pipeline import FAST, compress, make_source, make_text
 from tests.tiny_models import edit_config, read_weights, write_weights
+from tests.verification.facts import oracle_facts
 
 TRAIN = ["--sequences", "12", "--sequence-length", "64", "--batch-size", "2", "--rank", "2", "--retrieval-share", "0"]
 
@@ -54,16 +55,44 @@ def test_a_refit_touches_output_projections_alone(name: str, tmp_path: Path) -> 
     assert report_of(tmp_path / "plain")["recovery"] is None
 
 
-def test_a_changed_projection_fails_verification_unless_the_report_says_refit(cut: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "out"
-    shutil.copytree(cut, folder)
+@pytest.fixture
+def changed_projections(cut: Path, tmp_path: Path) -> Path:
+    """A cut with twice its output projections."""
+    folder = Path(shutil.copytree(cut, tmp_path / "changed"))
     weights = read_weights(folder)
     replace_tensors(folder, {name: 2 * tensor for name, tensor in weights.items() if name.endswith("o_proj.weight")})
-    report = report_of(folder)
-    for kept, status in ((False, 1), (True, 0)):
-        refit = {"refit": {**report["recovery"]["refit"], "kept": kept}}
-        (folder / "compression.json").write_text(json.dumps(report | {"recovery": refit}))
-        assert main(["verify", str(folder), "--original", str(cut.parent / "source"), "--device", "cpu"]) == status
+    return folder
+
+
+@pytest.mark.parametrize("refitted", [False, True])
+def test_a_changed_projection_is_no_slice_unless_it_was_refitted(
+    refitted: bool,
+    changed_projections: Path,
+    cut: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    source = cut.parent / "source"
+    options = ["--refitted"] * refitted
+    facts = oracle_facts(changed_projections, source, monkeypatch, capsys, *options)
+    if refitted:
+        assert facts["first_difference"] is None
+        assert facts["relative_error"] < 1e-4
+    else:
+        assert facts["first_difference"].endswith("o_proj.weight")
+        assert facts["relative_error"] > 0.01
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kept", "status"), [(False, 1), (True, 0)])
+def test_a_changed_projection_fails_verification_unless_the_report_says_refit(
+    kept: bool, status: int, changed_projections: Path, cut: Path
+) -> None:
+    report = report_of(changed_projections)
+    refit = {"refit": {**report["recovery"]["refit"], "kept": kept}}
+    (changed_projections / "compression.json").write_text(json.dumps(report | {"recovery": refit}))
+    words = ["verify", str(changed_projections), "--original", str(cut.parent / "source"), "--device", "cpu"]
+    assert main(words) == status
 
 
 @pytest.mark.parametrize("options", [[], ["--no-refit"]])
@@ -120,7 +149,7 @@ def test_recovery_trains_a_cut_and_the_result_is_verified(trainable: str, cut: P
     assert report["verification"]["passed"]
     assert any("trained after the cut" in note for note in report["verification"]["notes"])
     assert (output / "training.png").stat().st_size > 1000
-    if trainable == "lora":
+    if trainable == "mixers":
         assert main(["verify", str(output), "--device", "cpu"]) == 0
     assert not (tmp_path / "out.resume").exists()
 

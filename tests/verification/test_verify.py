@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from compressor.cli import main
+from compressor.verification.run import ORACLE_TOLERANCE
 from tests.test_pipeline import compress, make_source, make_text
 from tests.tiny_models import edit_config, read_weights, write_weights
+from tests.verification.facts import oracle_facts
 
 
 @pytest.fixture(scope="module")
@@ -67,11 +69,24 @@ def test_a_width_that_the_config_does_not_say(copy: Path, capsys: pytest.Capture
     assert "does not name the kept channels of every layer and head that config.json has" in failed(copy, 2, capsys)
 
 
-def test_an_epsilon_that_the_recipe_does_not_say(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_epsilon_that_the_recipe_does_not_say(
+    copy: Path, folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--refitted"]  # as the report of a run says
+    right = oracle_facts(copy, folders[0], monkeypatch, capsys, *words)
+    edit_config(copy, {"rms_norm_eps": 0.3})
+    wrong = oracle_facts(copy, folders[0], monkeypatch, capsys, *words)
+    assert right["relative_error"] < ORACLE_TOLERANCE < wrong["relative_error"]
+    assert right["first_difference"] == wrong["first_difference"] is None
+
+
+@pytest.mark.slow
+def test_logits_that_are_not_the_originals(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     edit_config(copy, {"rms_norm_eps": 0.3})
     assert "the checkpoint is not the cut it says" in failed(copy, 1, capsys)
 
 
+@pytest.mark.slow
 def test_an_original_that_is_gone(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = (copy / "recipe.yaml").read_text()
     model = json.dumps(str(copy / "absent"))
