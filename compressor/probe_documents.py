@@ -66,7 +66,7 @@ def _whole_segments(
     cut = tuple(tokens[: len(tokens) // every * every] for tokens in pieces if len(tokens) >= least)
     if not cut:
         raise RequestError(
-            f"the longest document of the text {name} has {len(pieces[0])} tokens and a segment {every}; "
+            f"the longest piece of the text {name} has {len(pieces[0])} tokens and a segment {every}; "
             "give a longer --text, or a lower --every."
         )
     notes = []
