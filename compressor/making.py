@@ -20,7 +20,8 @@ from compressor.refitting import Policies, resolved_plan
 from compressor.report import EvaluationReport, Report, VerificationReport
 from compressor.reporting import RunFacts, build_report, card_facts, card_place
 from compressor.session import Session
-from compressor.verification.run import TRAINED_NOTE, Original, verify_folder
+from compressor.verification.request import adapter_targets
+from compressor.verification.run import Original, verify_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +116,10 @@ def _train(
 
 
 def _verify(made: Made, reporter: StageReporter) -> VerificationReport:
-    plan, recovered, trained = made.plan, made.written.recovered, made.trained
+    plan, recovered, targets = made.plan, made.written.recovered, adapter_targets(made.plan.recipe)
     scaled = plan.recipe.selection.norm_epsilon == "scaled"
     refitted = recovered is not None and bool(recovered.chosen.tensors)
-    original = None if trained is not None else Original(plan.source.folder, scaled, refitted)
+    original = Original(plan.source.folder, scaled, refitted, made.trained is not None, targets)
     with reporter.stage("verifying", 1, "checkpoint") as advance:
         report = verify_folder(
             made.folders.checkpoint,
@@ -126,7 +127,6 @@ def _verify(made: Made, reporter: StageReporter) -> VerificationReport:
             plan.device,
             made.tokens.calibration[0].tolist(),
             original,
-            TRAINED_NOTE if original is None else None,
         )
         advance(1)
     return report

@@ -15,11 +15,15 @@ from compressor.checkpoint.config_file import CONFIG_FILE
 from compressor.checkpoint.source import ADAPTER_FILE
 from compressor.errors import RequestError
 from compressor.evaluation.tokenizer_identity import tokenizer_sha256
-from compressor.preparation import ConfiguredModel, open_model
+from compressor.preparation import ConfiguredModel, Source, open_model
 from compressor.recipe import Recipe
 from compressor.recipe_file import load_settings
 from compressor.report import SCHEMA, Report
 from compressor.reporting import read_compression
+from compressor.verification.changed import refitted_tensors
+from compressor.verification.request import adapter_targets
+from compressor.verification.run import Original
+from compressor.verification.slices import first_difference, read_selection
 
 
 def read_folder(folder: Path) -> tuple[Report, Recipe]:
@@ -96,6 +100,29 @@ def refuse_other_teacher(student: ConfiguredModel, teacher: ConfiguredModel) -> 
             f"--teacher {teacher.folder.name} has a key width of {widths[0]} and {student.folder.name} one of "
             f"{widths[1]}: it can teach nothing that was cut; give the model that it was cut from."
         )
+
+
+def refuse_changed_cut(student: Source, teacher: Source, report: Report) -> None:
+    """Hold every tensor of the student that was not refitted, as `report` says, against the teacher's slices."""
+    refit = None if report.recovery is None else report.recovery.refit
+    kept = refit.layers if refit is not None and refit.kept else []
+    refitted = {layer.layer for layer in kept if layer.ridge is not None}
+    folder, architecture = student.folder, student.architecture
+    selection = read_selection(folder, student.mixers)
+    own = refitted_tensors(architecture, folder, refitted)
+    name = first_difference(architecture, teacher.folder, folder, selection, own)
+    if name is not None:
+        raise RequestError(
+            f"{folder}: {name} is not the slice of the teacher's that selection.json says; recover the folder as "
+            "compress wrote it, or compress the original again."
+        )
+
+
+def trained_original(teacher: Source, report: Report, recipe: Recipe) -> Original:
+    """The teacher, to hold against it what a training by `recipe` leaves alone of the cut that `report` describes."""
+    refit = None if report.recovery is None else report.recovery.refit
+    scaled, refitted = recipe.selection.norm_epsilon == "scaled", refit is not None and refit.kept
+    return Original(teacher.folder, scaled, refitted, True, adapter_targets(recipe))
 
 
 def refuse_other_tokenizer(

@@ -41,12 +41,19 @@ from compressor.planning import RunOptions
 from compressor.preparation import Source, open_model, open_source
 from compressor.progress import Advance, StageReporter
 from compressor.recipe import Recipe, RecoverySection, RuntimeSection
-from compressor.recover_checks import open_teacher, read_folder, refuse_other_teacher, refuse_other_tokenizer
+from compressor.recover_checks import (
+    open_teacher,
+    read_folder,
+    refuse_changed_cut,
+    refuse_other_teacher,
+    refuse_other_tokenizer,
+    trained_original,
+)
 from compressor.recovery_report import training_report
 from compressor.report import EvaluationReport, RecoveryReport, Report, VerificationReport
 from compressor.reporting import CardPlace, card_facts, load_line
 from compressor.shared_output import held, resume_folder_of
-from compressor.verification.run import TRAINED_NOTE, verify_folder
+from compressor.verification.run import verify_folder
 
 
 @dataclass(frozen=True)
@@ -161,8 +168,8 @@ def _make(
 ) -> tuple[TrainingFolders, Report]:
     """Train and evaluate; folders are staged in `outputs`."""
     material = _make_material(plan, processes, reporter)
-    teacher = _load(plan, plan.teacher)
     hashes = processes.from_main(lambda: _fingerprints(plan, reporter))
+    teacher = _load(plan, plan.teacher)
     folder, adapter = outputs.enter_context(staged_with_adapter(plan.output, plan.adapter, processes))
     if processes.is_main:
         shutil.copytree(plan.student.folder, folder, dirs_exist_ok=True, copy_function=shutil.copyfile)
@@ -209,7 +216,7 @@ def _fingerprints(plan: RecoverPlan, reporter: StageReporter) -> list[str]:
     """Hashes of the student's and the teacher's weights.
 
     Raises:
-        RequestError: the teacher's are not those that the folder was cut from.
+        RequestError: the teacher's are not those that the folder was cut from, or the student's are not its slices.
     """
     indices = [source.checkpoint.index for source in (plan.student, plan.teacher)]
     total = sum(path.stat().st_size for index in indices for path in index.files)
@@ -220,6 +227,7 @@ def _fingerprints(plan: RecoverPlan, reporter: StageReporter) -> list[str]:
             f"the weights of --teacher {plan.teacher.checkpoint.folder.name} are not those that "
             f"{plan.student.checkpoint.folder.name} was cut from; give that model."
         )
+    refuse_changed_cut(plan.student, plan.teacher, plan.report)
     return [student, teacher]
 
 
@@ -285,8 +293,8 @@ def _report(
 
 
 def _verify(plan: RecoverPlan, folder: Path, reporter: StageReporter) -> VerificationReport:
-    tokens = plan.training.first_batch[0].tolist()
+    tokens, original = plan.training.first_batch[0].tolist(), trained_original(plan.teacher, plan.report, plan.recipe)
     with reporter.stage("verifying", 1, "checkpoint") as advance:
-        report = verify_folder(folder, plan.student.architecture, plan.device, tokens, None, TRAINED_NOTE)
+        report = verify_folder(folder, plan.student.architecture, plan.device, tokens, original)
         advance(1)
     return report

@@ -1,5 +1,7 @@
 """Child process: the compressed model against the original with the dropped channels zeroed.
 
+Of a trained model, whose logits are others, only the tensors that training left alone are compared.
+
 The reference backend runs both in float32 on the CPU, one after the other, so that no more than one
 is in memory; the last line printed is JSON.
 """
@@ -25,6 +27,7 @@ from compressor.checkpoint.config_file import CONFIG_FILE, read_config
 from compressor.checkpoint.headers import read_headers, read_tensor
 from compressor.evaluation.language_modelling import next_token_logits
 from compressor.loading import load_model
+from compressor.verification.changed import refitted_tensors, trained_tensors
 from compressor.verification.slices import first_difference
 from compressor.verification.stock_load import generation_facts
 
@@ -37,6 +40,8 @@ def main() -> None:
     parser.add_argument("--original", type=Path, help="left out: only the compressed model runs")
     parser.add_argument("--tokens", type=Path, required=True, help="JSON list of token ids")
     parser.add_argument("--refitted", action="store_true", help="the output projections are the folder's own")
+    parser.add_argument("--trained", action="store_true", help="so are the tensors that training changes")
+    parser.add_argument("--targets", nargs="+", help="last names of the modules that got an adapter; left out: all")
     parser.add_argument("--scaled", action="store_true", help="the exported norm epsilon was multiplied by d_k / k")
     arguments = parser.parse_args()
     tokens = torch.tensor(json.loads(arguments.tokens.read_text()), dtype=torch.int64)
@@ -45,11 +50,16 @@ def main() -> None:
     expected = difference = error = None
     if arguments.original is not None:
         selection = Selection.from_json(json.loads((arguments.folder / "selection.json").read_text()))
-        original_config = read_config(arguments.original / CONFIG_FILE)
-        original = load_model(architecture, arguments.original, original_config, torch.float32, CPU)
-        own = take_output_projections(architecture, original, arguments.folder) if arguments.refitted else frozenset()
-        expected = masked_logits(architecture, original, selection, arguments.scaled, tokens)
-        del original
+        own = refitted_tensors(architecture, arguments.folder) if arguments.refitted else frozenset()
+        if arguments.trained:
+            own |= trained_tensors(architecture, arguments.folder, arguments.targets)
+        else:
+            original_config = read_config(arguments.original / CONFIG_FILE)
+            original = load_model(architecture, arguments.original, original_config, torch.float32, CPU)
+            if arguments.refitted:
+                take_output_projections(architecture, original, arguments.folder)
+            expected = masked_logits(architecture, original, selection, arguments.scaled, tokens)
+            del original
         difference = first_difference(architecture, arguments.original, arguments.folder, selection, own)
     compressed = load_model(architecture, arguments.folder, raw_config, torch.float32, CPU)
     if expected is not None:
@@ -58,17 +68,14 @@ def main() -> None:
     print(json.dumps(facts))
 
 
-def take_output_projections(architecture: Architecture, original: PreTrainedModel, folder: Path) -> frozenset[str]:
-    """Give the original the output projections of `folder`, which no channel passes through; their tensor names."""
+def take_output_projections(architecture: Architecture, original: PreTrainedModel, folder: Path) -> None:
+    """Give the original the output projections of `folder`, which no channel passes through."""
     entries = read_headers(folder).entries
-    names = set()
     for mixer in architecture.mixers(original.config, list(entries)):
         name = architecture.output_projection_tensor(mixer)
         weight = original.get_submodule(architecture.output_projection(mixer)).get_parameter("weight")
         with torch.no_grad():
             weight.copy_(read_tensor(entries[name]))
-        names.add(name)
-    return frozenset(names)
 
 
 def masked_logits(

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
-from compressor.architectures.base import Mixer
 from compressor.architectures.registry import architecture_of
-from compressor.artifacts import Selection
 from compressor.calibration.text import TextSource, open_documents
 from compressor.calibration.tokenizer import load_tokenizer
 from compressor.calibration.tokens import pack_tokens
 from compressor.checkpoint.checkpoint import open_checkpoint
-from compressor.checkpoint.config_file import read_json_object
 from compressor.checkpoint.fingerprint import weights_sha256
 from compressor.checkpoint.source import fetch_weights, resolve_model
 from compressor.demo import demo_model_path
@@ -22,7 +19,8 @@ from compressor.recipe import Recipe
 from compressor.recipe_file import load_settings
 from compressor.report import VerificationReport
 from compressor.reporting import read_compression
-from compressor.verification.run import TRAINED_NOTE, VERIFICATION_TOKENS, Original, verify_folder
+from compressor.verification.run import VERIFICATION_TOKENS, Original, verify_folder
+from compressor.verification.slices import read_selection
 
 
 def verify(folder: Path, original: str | None = None, device: str = "auto") -> VerificationReport:
@@ -42,8 +40,8 @@ def verify(folder: Path, original: str | None = None, device: str = "auto") -> V
     if compression is None:
         raise RequestError(f"{folder} has no readable compression.json; give a folder that compress wrote.")
     architecture = architecture_of(checkpoint.raw_config)
-    _refuse_wrong_selection(folder, architecture.mixers(architecture.load_config(folder), ()))
-    found, missing = _find_original(folder, original, compression)
+    read_selection(folder, architecture.mixers(architecture.load_config(folder), ()))
+    found, missing = find_original(folder, original, compression)
     tokenizer = load_tokenizer(folder, trust_remote_code=False)
     vocab_size = architecture.load_config(folder).get_text_config(decoder=True).vocab_size
     packed = pack_tokens(
@@ -53,31 +51,17 @@ def verify(folder: Path, original: str | None = None, device: str = "auto") -> V
     return verify_folder(folder, architecture, resolve_device(device), tokens, found, missing)
 
 
-def _refuse_wrong_selection(folder: Path, mixers: Sequence[Mixer]) -> None:
-    """Whether selection.json names, for every mixer, as many ascending channels of every head as the config keeps."""
-    content = read_json_object(folder / "selection.json")
-    try:
-        selection = Selection.from_json(content)
-        fits = selection.kept.keys() == {mixer.layer for mixer in mixers} and all(
-            selection.kept[mixer.layer].shape == (mixer.num_k_heads, mixer.head_k_dim)
-            and bool((selection.kept[mixer.layer].diff(dim=1) > 0).all())
-            and int(selection.kept[mixer.layer].min()) >= 0
-            and int(selection.kept[mixer.layer].max()) < selection.head_k_dim
-            for mixer in mixers
-        )
-    except (AttributeError, KeyError, TypeError, ValueError):
-        fits = False
-    if not fits:
-        raise RequestError(
-            f"{folder / 'selection.json'} does not name the kept channels of every layer and head that config.json "
-            "has; restore the file, or compress the original again."
-        )
-
-
-def _find_original(
+def find_original(
     folder: Path, original: str | None, compression: dict[str, object]
 ) -> tuple[Original | None, str | None]:
-    """The original where it can be found, else the reason why the oracle is left out."""
+    """The original where it can be found, else the reason why the oracle is left out.
+
+    `original` is where the model lies that the folder was cut from, None for the place that its recipe names;
+    `compression` is the content of compression.json.
+
+    Raises:
+        RequestError: a named original is not there, or other weights are.
+    """
     recipe = Recipe.from_settings(load_settings(folder / "recipe.yaml"), f"{folder}/recipe.yaml")
     named = original or recipe.model or str(demo_model_path())
     try:
@@ -92,9 +76,8 @@ def _find_original(
         raise RequestError(
             f"the weights of {named} are not those that {folder} was cut from; give the right --original."
         )
-    if is_trained(compression):
-        return None, TRAINED_NOTE
-    return Original(model.path, recipe.selection.norm_epsilon == "scaled", is_refitted(compression)), None
+    scaled, refitted = recipe.selection.norm_epsilon == "scaled", is_refitted(compression)
+    return Original(model.path, scaled, refitted, is_trained(compression), adapter_targets(recipe)), None
 
 
 def is_trained(compression: Mapping[str, object]) -> bool:
@@ -108,3 +91,9 @@ def is_refitted(compression: Mapping[str, object]) -> bool:
     recovery = compression.get("recovery")
     refit = recovery.get("refit") if isinstance(recovery, Mapping) else None
     return isinstance(refit, Mapping) and bool(refit.get("kept"))
+
+
+def adapter_targets(recipe: Recipe) -> tuple[str, ...] | None:
+    """The modules that alone got an adapter in a training by `recipe`; None: all projections were trained."""
+    targets = recipe.recovery.targets
+    return None if targets is None else tuple(targets)

@@ -20,6 +20,7 @@ from compressor.report import VerificationReport
 VERIFICATION_TOKENS = 256
 """Tokens of calibration text that both models read for the oracle; more than one chunk of 64."""
 TRAINED_NOTE = "not checked against the original: its weights were trained after the cut, and are no slices any more"
+UNTRAINED_NOTE = "what training leaves alone was checked: it is the slices of the original's that selection.json says"
 REFITTED_NOTE = "the output projections were refitted: for the comparison the original got those of this folder"
 ORACLE_TOLERANCE = 1e-3
 """Largest ||a - b|| / ||b|| of the logits that float32 rounding explains."""
@@ -29,11 +30,35 @@ GENERATION_TOLERANCE = 0.05
 
 @dataclass(frozen=True)
 class Original:
-    """The model a folder was cut from, on this machine. `refitted`: output projections are not the original's."""
+    """The model a folder was cut from, on this machine.
+
+    Attributes:
+        folder: its files.
+        scaled_epsilon: whether the folder's norm epsilon was multiplied by d_k / k.
+        refitted: the folder's output projections are not the original's.
+        trained: nor is what training changes; only the other tensors are compared, and no logits.
+        targets: last names of the modules that got an adapter in training; None is all projections of the mixers.
+    """
 
     folder: Path
     scaled_epsilon: bool
     refitted: bool
+    trained: bool = False
+    targets: tuple[str, ...] | None = None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a report has to say of the comparison, once it was passed."""
+        if self.trained:
+            return (TRAINED_NOTE, UNTRAINED_NOTE)
+        return (REFITTED_NOTE,) if self.refitted else ()
+
+    @property
+    def words(self) -> list[str]:
+        """The options by which the oracle's process knows it."""
+        words = ["--original", str(self.folder)]
+        words += ["--scaled"] * self.scaled_epsilon + ["--refitted"] * self.refitted + ["--trained"] * self.trained
+        return words if self.targets is None else [*words, "--targets", *self.targets]
 
 
 def verify_folder(
@@ -55,8 +80,8 @@ def verify_folder(
     """
     stock_generates = device.type == "cuda" or not architecture.needs_fla
     stock = _run_stock_load(folder, architecture, device, stock_generates)
-    refitted = REFITTED_NOTE if original is not None and original.refitted else None
-    notes = [note for note in (missing_original, refitted) if note is not None]
+    notes = [] if missing_original is None else [missing_original]
+    notes += [] if original is None else original.notes
     oracle = _run_oracle(folder, original, tokens)
     if oracle["first_difference"] is not None:
         raise RunError(
@@ -116,8 +141,7 @@ def _run_oracle(folder: Path, original: Original | None, tokens: list[int]) -> d
         command = [sys.executable, "-m", "compressor.verification.oracle", str(folder)]
         command += ["--tokens", file.name]
         if original is not None:
-            command += ["--original", str(original.folder)]
-            command += ["--scaled"] * original.scaled_epsilon + ["--refitted"] * original.refitted
+            command += original.words
         return _run_child(command, f"the forward pass of {folder}", {"CUDA_VISIBLE_DEVICES": ""})
 
 
