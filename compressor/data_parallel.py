@@ -22,7 +22,7 @@ from torch.distributed.distributed_c10d import PrefixStore, ProcessGroup, Store
 from torch.distributed.rendezvous import rendezvous
 
 from compressor.errors import CompressorError, RequestError, RunError
-from compressor.launched import launch
+from compressor.launched import fully_sharded_version, launch
 from compressor.loading import resolve_device
 from compressor.recovery.parallel import refuse_other_engines
 
@@ -225,7 +225,7 @@ def join_processes(device: str) -> Processes:
 
     Raises:
         RequestError: `device` names one GPU for all, there are fewer GPUs than processes, or accelerate was launched
-            for an engine that recovery does not know.
+            for an engine that recovery does not know, or for FSDP 1.
     """
     launched = launch()
     if launched.count == 1:
@@ -233,6 +233,7 @@ def join_processes(device: str) -> Processes:
     resolved = resolve_device(device)
     if resolved.type == "cuda":
         refuse_shared_gpus(resolved, torch.cuda.device_count(), launched.local_count)
+    refuse_other_version(fully_sharded_version())
     state = PartialState(cpu=resolved.type == "cpu")
     try:
         refuse_other_engines(Accelerator(cpu=resolved.type == "cpu"))
@@ -255,6 +256,19 @@ def leave_processes() -> None:
     """End what `join_processes` began, at the end of the program."""
     if distributed.is_initialized():
         distributed.destroy_process_group()
+
+
+def refuse_other_version(fully_sharded: str | None) -> None:
+    """Refuse FSDP 1 before anything of accelerate's is made, which it does not even describe on CPUs.
+
+    Raises:
+        RequestError: `fully_sharded`, the version that accelerate was launched for, is there and is not 2.
+    """
+    if fully_sharded not in (None, "2"):
+        raise RequestError(
+            f"accelerate was launched for FSDP {fully_sharded}, and recovery shards with FSDP 2; launch it with "
+            "--use_fsdp --fsdp_version 2."
+        )
 
 
 def refuse_shared_gpus(device: torch.device, gpus: int, processes: int) -> None:

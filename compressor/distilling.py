@@ -28,18 +28,15 @@ from compressor.export.replacement import replace_tensors
 from compressor.loading import build_skeleton, load_model
 from compressor.progress import Advance, StageReporter
 from compressor.recipe import CalibrationSection, RecoverySection
-from compressor.recovery.checkpoints import refuse_other_settings, refuse_without_resume
+from compressor.recovery.checkpoints import checkpoints_in, refuse_other_settings, refuse_without_resume
 from compressor.recovery.log import StepRecord, draw_curve
 from compressor.recovery.settings import Identity, TrainingSettings
-from compressor.recovery.student import (
-    Student,
-    StudentSettings,
-    StudentSummary,
-    prepare_student,
-)
+from compressor.recovery.student import Student, StudentSettings, StudentSummary, prepare_student
 from compressor.recovery.tracking import keep_written_figures, refuse_missing_tracker
 from compressor.recovery.training import TrainingResult, train
 from compressor.retrieval_tokens import calibration_forms
+from compressor.training_settings import rounding_note, training_settings
+from compressor.training_space import TrainingSpace, stored_bytes
 from compressor.training_tokens import TrainingTokens
 
 CURVE_FILE = "training.png"
@@ -56,6 +53,7 @@ class TrainingPlan:
     source: str
     student: StudentSettings
     training: TrainingSettings
+    space: TrainingSpace
     tokens: TrainingTokens
     first_batch: Tensor
 
@@ -80,10 +78,12 @@ class TrainingPlan:
         """Refuse before any work what `train_folder` would refuse of the checkpoints in `work`, as far as it shows.
 
         Raises:
-            RequestError: there are some without `resume`, or the newest is of a run with other settings.
+            RequestError: there are some without `resume`, the newest is of a run with other settings, or there is too
+                little space for those to come and for the output.
         """
         refuse_without_resume(work, resume)
         refuse_other_settings(work, self.training.identity() | self.decided())
+        self.space.refuse_too_little(work, self.training.steps, self.training.checkpoint_every)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +111,12 @@ def plan_training(
     """
     refuse_missing_tracker(section.tracker)
     seed = seed if section.seed is None else section.seed
+    training = training_settings(section, seed)
     targets = None if section.targets is None else tuple(section.targets)
     student = StudentSettings(section.trainable, section.rank, section.alpha, targets, seed)
-    decoder, trained = _check_student(architecture, cut_config, student)
+    decoder, space = _check_student(architecture, cut_config, student)
     if section.save_adapter is not None:
-        _refuse_too_little_space(section.save_adapter, trained * torch.float32.itemsize)
+        _refuse_too_little_space(section.save_adapter, space.trained_parameters * torch.float32.itemsize)
     refuse_sequences_beyond(section.sequence_length, "recovery's sequence_length", decoder)
     if section.retrieval_share:
         calibration_forms(tokenizer, section.sequence_length)
@@ -130,8 +131,7 @@ def plan_training(
         retrieval_share=section.retrieval_share,
         seed=seed,
     )
-    training = _training_settings(section, seed)
-    return TrainingPlan(section, documents.source.name, student, training, tokens, next(iter(tokens)))
+    return TrainingPlan(section, documents.source.name, student, training, space, tokens, next(iter(tokens)))
 
 
 def refuse_figures_without_evaluation(section: RecoverySection, evaluate: bool) -> None:
@@ -163,16 +163,17 @@ def held_out_figures(
 
 def _check_student(
     architecture: Architecture, cut_config: Mapping[str, Any], student: StudentSettings
-) -> tuple[PretrainedConfig, int]:
-    """The decoder's config of the cut model, on whose shapes the settings are checked, and the elements to train."""
+) -> tuple[PretrainedConfig, TrainingSpace]:
+    """The decoder's config of the cut model, on whose shapes the settings are checked, and what training it takes."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / CONFIG_FILE).write_text(dump_config(dict(cut_config)), encoding="utf-8")
         skeleton = build_skeleton(architecture, Path(folder), dict(cut_config))
     mixers = architecture.mixers(skeleton.config, [name for name, _ in skeleton.named_parameters()])
+    output_bytes = stored_bytes(skeleton)
     # On the meta device, where it takes no memory.
     trained = prepare_student(architecture, skeleton, mixers, student).summary().trainable_parameters
     decoder: PretrainedConfig = skeleton.config.get_text_config(decoder=True)
-    return decoder, trained
+    return decoder, TrainingSpace(trained, output_bytes)
 
 
 def _refuse_too_little_space(save_adapter: str, required_bytes: int) -> None:
@@ -220,6 +221,8 @@ def train_folder(
     student = prepare_student(architecture, model, mixers, plan.student)
     student.take_exact(lambda name: read_tensor(entries[name]))
     accelerator = Accelerator(cpu=device.type == "cpu", log_with=plan.section.tracker, project_dir=str(folders.work))
+    if plan.section.sequences % plan.section.batch_size:
+        reporter.say(f"note: {rounding_note(plan.section)}")
     # The gradients of the first step would wait for a process that is still loading, and with a limit.
     processes.wait_for_all()
     with reporter.stage("training", plan.training.steps * plan.section.batch_size, "sequences") as advance:
@@ -241,6 +244,7 @@ def train_folder(
             on_note=reporter.say,
         )
     if processes.is_main:
+        _tell_of_a_missing_checkpoint(folders.work, result.last.step, reporter)
         _write_trained(plan, student, result, folders)
     return Trained(student.summary(), result.last, plan.training.steps, result.resumed_step)
 
@@ -253,6 +257,16 @@ def _on_step(plan: TrainingPlan, advance: Advance, reporter: StageReporter) -> C
             reporter.say(f"step {record.step:,}: loss {record.loss:.4f}, KL {record.kl:.4f}, {rate}")
 
     return on_step
+
+
+def _tell_of_a_missing_checkpoint(work: Path, step: int, reporter: StageReporter) -> None:
+    present = [path.name for path in checkpoints_in(work)]
+    if f"checkpoint-{step}" not in present:
+        before = f"--resume goes on from {present[0]}" if present else "the training has to be done again"
+        reporter.say(
+            f"note: the last checkpoint could not be written to {work} (see the room on its file system); the result "
+            f"is written without it, and should that fail, too, {before}."
+        )
 
 
 def _write_trained(plan: TrainingPlan, student: Student, result: TrainingResult, folders: TrainingFolders) -> None:
@@ -274,26 +288,3 @@ def _open_text(section: RecoverySection, calibration: CalibrationSection) -> Doc
     else:
         source = TextSource(section.source, section.column, section.config, section.split)
     return open_documents(source)
-
-
-def _training_settings(section: RecoverySection, seed: int) -> TrainingSettings:
-    return TrainingSettings(
-        steps=section.steps,
-        batch_size=section.batch_size,
-        micro_batch_size=min(section.micro_batch_size or section.batch_size, section.batch_size),
-        sequence_length=section.sequence_length,
-        learning_rate=section.learning_rate,
-        final_learning_rate=section.final_learning_rate,
-        warmup_share=section.warmup_share,
-        weight_decay=section.weight_decay,
-        gradient_norm=section.gradient_norm,
-        kl_weight=section.kl_weight,
-        cross_entropy_weight=section.cross_entropy_weight,
-        temperature=section.temperature,
-        matching_weight=section.matching_weight,
-        checkpoint_every=section.checkpoint_every,
-        evaluate_every=section.evaluate_every,
-        gradient_checkpointing=section.gradient_checkpointing,
-        seed=seed,
-        tracker=section.tracker,
-    )

@@ -42,6 +42,13 @@ def act_alone() -> None:
         del os.environ[name]
 
 
+def fully_sharded_version() -> str | None:
+    """Of the FSDP that accelerate was launched for; None where it was for none."""
+    if os.environ.get("ACCELERATE_USE_FSDP", "false").lower() != "true":
+        return None
+    return os.environ.get("FSDP_VERSION", "1")
+
+
 def let_first_speak() -> None:
     """Before an error that all processes make alike, such as a wrong option, wait until the first one has said it."""
     if launch().index > 0:

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from compressor.artifacts import CalibrationStatistics
-from compressor.data_parallel import alone, refuse_shared_gpus
+from compressor.data_parallel import alone, join_processes, refuse_shared_gpus
 from compressor.errors import RequestError
-from compressor.launched import Launch, launch
+from compressor.launched import Launch, fully_sharded_version, launch
 
 ROOT = Path(__file__).resolve().parents[1]
 ELSEWHERE = "another process of this run failed, whose own message says why; this one was stopped."
@@ -123,3 +123,32 @@ def test_what_a_launcher_says(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"RANK": "5", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}.items():
         monkeypatch.setenv(name, value)
     assert launch() == Launch(5, 8, 4)
+
+
+@pytest.mark.parametrize(
+    ("variables", "version"),
+    [
+        ({}, None),
+        ({"FSDP_VERSION": "1"}, None),
+        ({"ACCELERATE_USE_FSDP": "false", "FSDP_VERSION": "1"}, None),
+        ({"ACCELERATE_USE_FSDP": "true"}, "1"),
+        ({"ACCELERATE_USE_FSDP": "True", "FSDP_VERSION": "2"}, "2"),
+    ],
+)
+def test_what_fsdp_accelerate_was_launched_for(
+    variables: dict[str, str], version: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("ACCELERATE_USE_FSDP", "FSDP_VERSION"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert fully_sharded_version() == version
+
+
+def test_fsdp_1_is_refused_on_cpus_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the processes look for each other, which here would wait for one that never comes."""
+    launched = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    for name, value in (launched | {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "1"}).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(RequestError, match="^accelerate was launched for FSDP 1, and recovery shards with FSDP 2; "):
+        join_processes("cpu")

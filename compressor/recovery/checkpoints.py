@@ -3,12 +3,13 @@
 `checkpoint-STEP/` holds the trained tensors, AdamW's state of each and the record of the last step. The place in the
 data, the learning rate and the random generators follow from the number of the step, and so need no state of their
 own. No file is a pickle. A checkpoint is written as a hidden sibling, brought to the disk and renamed: what bears the
-name is whole. The two newest are kept.
+name is whole, and its files are known by their hashes. The two newest are kept.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -39,6 +40,10 @@ _STATE, _TENSORS, _MOMENTS = "state.json", "trainable.safetensors", "optimizer.s
 _SCHEMA = 1
 # What reading a file of any content raises.
 _UNREADABLE = (OSError, SafetensorError, ValueError, TypeError, KeyError)
+
+
+class CheckpointError(RunError):
+    """A checkpoint could not be written."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,22 +101,23 @@ def save_checkpoint(folder: Path, identity: Identity, training: TrainingState, r
     """Write `checkpoint-STEP` into `folder` and remove all but the newest two; its path.
 
     Raises:
-        RunError: it cannot be written, a full disk among the reasons. The checkpoints before it are left as they were.
+        CheckpointError: it cannot be, a full disk among the reasons. The checkpoints before it are left as they were.
     """
     path = folder / f"checkpoint-{record.step}"
     partial = _partial(path)
-    state = {"schema": _SCHEMA, "identity": identity, "record": asdict(record)}
     try:
         _remove(partial)
         partial.mkdir()
         save_file(training.tensors, partial / _TENSORS)
         save_file(training.moments, partial / _MOMENTS)
+        hashes = {name: _sha256(partial / name) for name in (_TENSORS, _MOMENTS)}
+        state = {"schema": _SCHEMA, "identity": identity, "record": asdict(record), "sha256": hashes}
         (partial / _STATE).write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
         _bring_to_disk(partial)
         partial.rename(path)
         _sync(folder)
     except (OSError, SafetensorError) as error:
-        raise RunError(_failure(folder, path, error)) from error
+        raise CheckpointError(_failure(folder, path, error)) from error
     finally:
         _remove(partial)
     for old in checkpoints_in(folder)[KEPT:]:
@@ -216,6 +222,10 @@ def _read_state(path: Path) -> dict[str, Any]:
 
 def _read(path: Path) -> Checkpoint:
     state = _read_state(path)
+    # Earlier versions wrote no hashes.
+    for name in (_TENSORS, _MOMENTS) if "sha256" in state else ():
+        if _sha256(path / name) != state["sha256"][name]:
+            raise ValueError(f"{name} is not what was written")
     record = StepRecord(**state["record"])
     return Checkpoint(path, dict(state["identity"]), record, load_file(path / _TENSORS), load_file(path / _MOMENTS))
 
@@ -254,6 +264,11 @@ def _failure(folder: Path, path: Path, error: OSError | SafetensorError) -> str:
     return (
         f"{path} could not be written ({reason}) and {last}; make room on its file system and run again with --resume."
     )
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _bring_to_disk(folder: Path) -> None:

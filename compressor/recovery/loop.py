@@ -23,7 +23,7 @@ from torch.optim import AdamW
 from transformers import PreTrainedModel
 
 from compressor.errors import RunError
-from compressor.recovery.checkpoints import save_checkpoint, training_state
+from compressor.recovery.checkpoints import CheckpointError, save_checkpoint, training_state
 from compressor.recovery.faults import explained_memory, refuse_dead, refuse_unusable
 from compressor.recovery.log import LOG_FILE, StepRecord, TrainingLog
 from compressor.recovery.objective import Objective, training_precision
@@ -90,7 +90,7 @@ class TrainingLoop:
             while self.record is None or self.record.step < self.settings.steps:
                 self._report(self._step(batches))
                 if self._is_due(self.settings.checkpoint_every):
-                    self._save()
+                    self._save_due()
                 self._evaluate_if_due()
         except (KeyboardInterrupt, SystemExit):
             self._save()
@@ -221,6 +221,14 @@ class TrainingLoop:
             if self.accelerator.is_main_process:
                 save_checkpoint(self.folder, self.identity, state, self.record)
             self.saved_step = self.record.step
+
+    def _save_due(self) -> None:
+        """The last may fail: the result is what is wanted, and needs no checkpoint to be written from."""
+        try:
+            self._save()
+        except CheckpointError:
+            if self.finished < self.settings.steps:
+                raise
 
     def _learning_rate(self, step: int) -> float:
         settings = self.settings

@@ -178,3 +178,35 @@ def test_another_identity_is_refused_also_by_a_broken_newest(tmp_path: Path) -> 
     assert told == []
     assert trained.newest(tmp_path, told.append) is not None
     assert told == [tmp_path / "checkpoint-2"]
+
+
+@pytest.mark.parametrize("name", ["trainable.safetensors", "optimizer.safetensors"])
+def test_a_flipped_bit_is_not_read(name: str, tmp_path: Path) -> None:
+    """In the last tensor, where safetensors itself sees nothing."""
+    trained = Trained(0)
+    trained.step(0)
+    trained.save(tmp_path, 1)
+    file = trained.save(tmp_path, 2) / name
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    told: list[Path] = []
+    found = trained.newest(tmp_path, told.append)
+    assert found is not None
+    assert found.record.step == 1
+    assert told == [tmp_path / "checkpoint-2"]
+
+
+def test_a_checkpoint_without_hashes_is_read(tmp_path: Path) -> None:
+    """As earlier versions wrote it; one that should have hashes and lacks one is not."""
+    trained = Trained(0)
+    trained.step(0)
+    state_file = trained.save(tmp_path, 1) / "state.json"
+    state = json.loads(state_file.read_text())
+    hashes = state.pop("sha256")
+    assert set(hashes) == {"trainable.safetensors", "optimizer.safetensors"}
+    state_file.write_text(json.dumps(state))
+    assert trained.newest(tmp_path) is not None
+    state_file.write_text(json.dumps(state | {"sha256": {}}))
+    with pytest.raises(RunError, match="checkpoint-1 cannot be read"):
+        trained.newest(tmp_path)

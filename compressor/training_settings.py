@@ -1,0 +1,49 @@
+"""What a recipe's section asks of the training itself, in whole steps."""
+
+from __future__ import annotations
+
+from compressor.errors import RequestError
+from compressor.recipe import RecoverySection
+from compressor.recovery.settings import TrainingSettings
+
+
+def training_settings(section: RecoverySection, seed: int) -> TrainingSettings:
+    """Of a section; `seed` is that of dropout.
+
+    Raises:
+        RequestError: there are fewer sequences than one step takes; as `TrainingSettings`.
+    """
+    if section.sequences < section.batch_size:
+        raise RequestError(
+            f"sequences is {section.sequences} and must be at least the {section.batch_size} of a step; give more, or "
+            f"a batch_size of at most {section.sequences}."
+        )
+    return TrainingSettings(
+        steps=section.steps,
+        batch_size=section.batch_size,
+        micro_batch_size=min(section.micro_batch_size or section.batch_size, section.batch_size),
+        sequence_length=section.sequence_length,
+        learning_rate=section.learning_rate,
+        final_learning_rate=section.final_learning_rate,
+        warmup_share=section.warmup_share,
+        weight_decay=section.weight_decay,
+        gradient_norm=section.gradient_norm,
+        kl_weight=section.kl_weight,
+        cross_entropy_weight=section.cross_entropy_weight,
+        temperature=section.temperature,
+        matching_weight=section.matching_weight,
+        checkpoint_every=section.checkpoint_every,
+        evaluate_every=section.evaluate_every,
+        gradient_checkpointing=section.gradient_checkpointing,
+        seed=seed,
+        tracker=section.tracker,
+    )
+
+
+def rounding_note(section: RecoverySection) -> str:
+    """Says that the sequences are no multiple of a step's, where they are none."""
+    trained = section.steps * section.batch_size
+    return (
+        f"{section.sequences:,} sequences are no whole number of steps of {section.batch_size:,}: the training takes "
+        f"{section.steps:,} steps, which are {trained:,} sequences."
+    )
