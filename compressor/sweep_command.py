@@ -23,7 +23,7 @@ def sweep_command(words: list[str]) -> int:
     names = ("ratios", "methods", "table_only", "resume", "overwrite", "statistics", "save_statistics", "debug")
     own = {name: arguments.pop(name, None) for name in names}
     output = arguments.pop("output_dir")
-    ratios, methods = _ratios(own["ratios"] or DEFAULT_RATIOS), _names(own["methods"] or DEFAULT_METHODS)
+    ratios, methods = _ratios(own["ratios"]), _names(own["methods"])
     from compressor.data_parallel import leave_processes
     from compressor.planning import RunOptions
     from compressor.sweep_results import sweep_table
@@ -51,8 +51,18 @@ def _parser() -> argparse.ArgumentParser:
     add("model", metavar="MODEL", nargs="?", help="a folder or Hub id; default: the bundled demo model")
     add("--output-dir", type=Path, metavar="DIR", required=True, help="for sweep.json, sweep.png and METHOD-WIDTH")
     add("--revision", help="branch, tag or commit of a Hub model")
-    add("--ratios", metavar="A,B", help=f"shares of key/query channels removed (default: {DEFAULT_RATIOS})")
-    add("--methods", metavar="A,B", help=f"of {', '.join(method_names())} (default: {DEFAULT_METHODS})")
+    add(
+        "--ratios",
+        metavar="A,B",
+        default=DEFAULT_RATIOS,
+        help=f"shares of key/query channels removed (default: {DEFAULT_RATIOS})",
+    )
+    add(
+        "--methods",
+        metavar="A,B",
+        default=DEFAULT_METHODS,
+        help=f"of {', '.join(method_names())} (default: {DEFAULT_METHODS})",
+    )
     add("--table-only", action="store_true", help="keep no checkpoint, only the figures")
     add_scoring_options(parser)
     add_calibration_options(parser)
@@ -64,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     run("--dtype", help="auto, float32, bfloat16, float16 (default: auto, bfloat16 on a GPU)")
     run("--device", help="auto, cpu, cuda, cuda:N (default: auto)")
     run("--trust-remote-code", action="store_true", help="let the tokenizer run the model's code")
-    run("--resume", action="store_true", help="go on with an interrupted calibration")
+    run("--resume", action="store_true", help="go on with an interrupted sweep: its calibration, its finished cuts")
     run("--overwrite", action="store_true", help="replace the output folder")
     run("--debug", action="store_true", help="show tracebacks")
     return parser

@@ -51,6 +51,23 @@ class SweepCut:
 
 
 @dataclass(frozen=True)
+class SweepRecord:
+    """All that a sweep needs of one finished cut; but for `cut` and `kept` it is the same for all of them.
+
+    `kept` maps a layer to the kept channels of each of its key heads.
+    """
+
+    model: str
+    revision: str | None
+    base_sha256: str
+    calibration: CalibrationReport
+    refit: bool
+    original: SweepFigures
+    cut: SweepCut
+    kept: dict[int, list[list[int]]]
+
+
+@dataclass(frozen=True)
 class Sweep:
     """`nested` says of each method whether every cut's channels are among those of the next wider one."""
 
@@ -73,25 +90,32 @@ class Sweep:
         return {"schema": data.pop("schema"), **data}
 
 
-def collect_sweep(
-    reports: Sequence[Report],
-    selections: Sequence[Selection],
-    output: Path,
-    table_only: bool,
-    seconds: Mapping[str, float],
-) -> Sweep:
-    """From the report and the kept channels of every cut, at least one, each of which was measured."""
-    first = reports[0]
-    cuts = [_cut(report, None if table_only else Path(report.output_dir).name) for report in reports]
+def record_cut(report: Report, selection: Selection, table_only: bool) -> SweepRecord:
+    """From the report of a cut, which was measured, and its kept channels."""
+    return SweepRecord(
+        model=report.base_model,
+        revision=report.base_revision,
+        base_sha256=report.base_sha256,
+        calibration=report.calibration,
+        refit=report.recovery is not None,
+        original=_figures(report, before=True),
+        cut=_cut(report, None if table_only else Path(report.output_dir).name),
+        kept={layer: indices.tolist() for layer, indices in selection.kept.items()},
+    )
+
+
+def collect_sweep(records: Sequence[SweepRecord], output: Path, seconds: Mapping[str, float]) -> Sweep:
+    """From the records of all cuts, at least one."""
+    first = records[0]
     return Sweep(
-        model=first.base_model,
-        revision=first.base_revision,
+        model=first.model,
+        revision=first.revision,
         base_sha256=first.base_sha256,
         calibration=first.calibration,
-        refit=first.recovery is not None,
-        original=_figures(first, before=True),
-        cuts=cuts,
-        nested=_nested(reports, selections),
+        refit=first.refit,
+        original=first.original,
+        cuts=[record.cut for record in records],
+        nested=_nested(records),
         output_dir=str(output),
         timings_s={name: round(value, 3) for name, value in seconds.items()},
         versions=installed_versions(),
@@ -168,20 +192,20 @@ def _figures(report: Report, before: bool) -> SweepFigures:
     )
 
 
-def _nested(reports: Sequence[Report], selections: Sequence[Selection]) -> dict[str, bool]:
+def _nested(records: Sequence[SweepRecord]) -> dict[str, bool]:
     found: dict[str, bool] = {}
-    for method in dict.fromkeys(report.method for report in reports):
-        of_method = [each for report, each in zip(reports, selections, strict=True) if report.method == method]
-        ordered = sorted(of_method, key=lambda each: each.width)
+    for method in dict.fromkeys(record.cut.method for record in records):
+        of_method = [record for record in records if record.cut.method == method]
+        ordered = sorted(of_method, key=lambda each: each.cut.figures.key_dim)
         found[method] = all(_is_within(narrow, wide) for narrow, wide in pairwise(ordered))
     return found
 
 
-def _is_within(narrow: Selection, wide: Selection) -> bool:
+def _is_within(narrow: SweepRecord, wide: SweepRecord) -> bool:
     return all(
         set(own) <= set(others)
-        for layer, kept in narrow.kept.items()
-        for own, others in zip(kept.tolist(), wide.kept[layer].tolist(), strict=True)
+        for layer, heads in narrow.kept.items()
+        for own, others in zip(heads, wide.kept[layer], strict=True)
     )
 
 

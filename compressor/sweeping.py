@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from compressor.distilling import TrainingFolders
 from compressor.errors import RequestError
 from compressor.export.disk import refuse_too_little_space
 from compressor.export.folder import OutputFolder
+from compressor.kept_cuts import KeptCuts, cut_key, kept_cuts
 from compressor.loading import release_memory
 from compressor.making import describe_checkpoint, make_checkpoint
 from compressor.needed_statistics import refuse_gradients_beyond_memory
@@ -26,11 +26,11 @@ from compressor.planning import RunOptions, RunPlan, plan_run
 from compressor.preparation import plan_cut
 from compressor.progress import StageReporter
 from compressor.recipe import Recipe
-from compressor.report import Report
+from compressor.refitting import Policies
 from compressor.selection.registry import candidate_methods
-from compressor.session import needed_by, open_session
+from compressor.session import Session, needed_by, open_session
 from compressor.shared_output import held, staged_by_main
-from compressor.sweep_results import FIGURE_FILE, RESULT_FILE, Sweep, collect_sweep, draw_sweep
+from compressor.sweep_results import FIGURE_FILE, RESULT_FILE, Sweep, SweepRecord, collect_sweep, draw_sweep, record_cut
 from compressor.width import kept_width
 
 
@@ -51,10 +51,11 @@ class SweepRequest:
 
 @dataclass(frozen=True)
 class SweepPlan:
-    """`base` has the output folder of all, `cuts` those inside it."""
+    """`base` has the output folder of all, `cuts` those inside it; `kept` are the finished ones, beside it."""
 
     base: RunPlan
     cuts: tuple[RunPlan, ...]
+    kept: KeptCuts
 
 
 def plan_sweep(request: SweepRequest) -> SweepPlan:
@@ -77,10 +78,12 @@ def plan_sweep(request: SweepRequest) -> SweepPlan:
             )
         refuse_gradients_beyond_memory(plan)
         cuts[method, keep] = plan
+    kept = kept_cuts(base, list(cuts.values()), request.table_only)
     if not request.table_only:
-        refuse_too_little_space(base.output.path, sum(plan.cut.output_bytes for plan in cuts.values()))
+        required = sum(plan.cut.output_bytes for plan in cuts.values())
+        refuse_too_little_space(base.output.path, max(0, required - kept.finished_bytes()))
     refuse_statistics_files(base, request.options, needed_by(list(cuts.values())))
-    return SweepPlan(base, tuple(cuts.values()))
+    return SweepPlan(base, tuple(cuts.values()), kept)
 
 
 def sweep(request: SweepRequest, console: Console | None = None) -> Sweep:
@@ -88,7 +91,8 @@ def sweep(request: SweepRequest, console: Console | None = None) -> Sweep:
 
     Raises:
         RequestError: the request cannot be met; nothing was written.
-        RunError: the run failed; the output folder is as it was before.
+        RunError: the run failed; the output folder is as it was before, and --resume makes only the cuts that are not
+            finished.
     """
     processes = join_processes(str(request.settings.get("runtime", {}).get("device", "auto")))
     reporter = StageReporter(console if processes.is_main else None)
@@ -97,7 +101,8 @@ def sweep(request: SweepRequest, console: Console | None = None) -> Sweep:
         for note in plan.base.notes:
             reporter.say(f"note: {note}")
         saved = [plan.base.calibration_file(index, processes.count) for index in range(processes.count)]
-        with held((plan.base.output,), saved, processes):
+        with held((plan.base.output,), [*saved, *plan.kept.record_files()], processes):
+            processes.from_main(lambda: plan.kept.refuse_others(request.options.resume))
             result = _run(plan, request, processes, reporter)
             if processes.is_main:
                 shutil.rmtree(plan.base.resume_folder, ignore_errors=True)
@@ -107,38 +112,70 @@ def sweep(request: SweepRequest, console: Console | None = None) -> Sweep:
 
 def _run(plan: SweepPlan, request: SweepRequest, processes: Processes, reporter: StageReporter) -> Sweep:
     session = open_session([plan.base, *plan.cuts], request.options, processes, reporter)
-    with staged_by_main(plan.base.output, processes) as folder:
-        reports: list[Report] = []
-        selections: list[Selection] = []
-        for cut, policies in zip(plan.cuts, session.policies[1:], strict=True):
-            place = folder / cut.output.path.name
-            reporter.say(f"{place.name}: cut {len(reports) + 1} of {len(plan.cuts)}")
-            own = reporter.for_part()
-            processes.from_main(place.mkdir)
-            folders = TrainingFolders(place, plan.base.training_folder, None)
-            made = make_checkpoint(cut, policies, session, folders, request.options, processes, own)
-            # Evaluation had the original and the cut in memory, and verification needs no more.
-            release_memory(cut.device)
-            verify = not request.table_only
-            reports.append(processes.from_main(partial(describe_checkpoint, made, own, verify)))
-            selections.append(Selection.from_json(read_json_object(place / "selection.json")))
-            processes.wait_for_all()
-            if request.table_only and processes.is_main:
-                shutil.rmtree(place)
-        return processes.from_main(lambda: _write(plan, request, reports, selections, folder, reporter))
+    keys, finished = processes.from_main(lambda: _finished(plan, request, session, processes.count))
+    with plan.kept.told(reporter), staged_by_main(plan.base.output, processes) as folder:
+        records: list[SweepRecord] = []
+        for cut, policies, key, found in zip(plan.cuts, session.policies[1:], keys, finished, strict=True):
+            known = "" if found is None else ", finished before"
+            reporter.say(f"{cut.output.path.name}: cut {len(records) + 1} of {len(plan.cuts)}{known}")
+            if found is None:
+                found = _make(plan, cut, policies, key, session, folder, request, processes, reporter)
+            records.append(found)
+        return processes.from_main(lambda: _write(plan, request, records, folder, reporter))
+
+
+def _finished(
+    plan: SweepPlan, request: SweepRequest, session: Session, processes: int
+) -> tuple[list[str], list[SweepRecord | None]]:
+    """The key of every cut, and the record of those that an interrupted sweep has made already."""
+    settings = plan.kept.settings
+    pairs = zip(plan.cuts, settings.values(), strict=True)
+    keys = [cut_key(cut, session, its_settings, processes) for cut, its_settings in pairs]
+    found = [plan.kept.load(name, key, not request.table_only) for name, key in zip(settings, keys, strict=True)]
+    return keys, found
+
+
+def _make(
+    plan: SweepPlan,
+    cut: RunPlan,
+    policies: Policies,
+    key: str,
+    session: Session,
+    folder: Path,
+    request: SweepRequest,
+    processes: Processes,
+    reporter: StageReporter,
+) -> SweepRecord:
+    """One cut, made in `folder` and kept beside the output when it is finished."""
+    place, own = folder / cut.output.path.name, reporter.for_part()
+    processes.from_main(place.mkdir)
+    folders = TrainingFolders(place, plan.base.training_folder, None)
+    made = make_checkpoint(cut, policies, session, folders, request.options, processes, own)
+    # Evaluation had the original and the cut in memory, and verification needs no more.
+    release_memory(cut.device)
+
+    def keep() -> SweepRecord:
+        report = describe_checkpoint(made, own, verify=not request.table_only)
+        selection = Selection.from_json(read_json_object(place / "selection.json"))
+        record = record_cut(report, selection, request.table_only)
+        if request.table_only:
+            shutil.rmtree(place)
+        plan.kept.keep(place.name, key, record, None if request.table_only else place)
+        return record
+
+    record = processes.from_main(keep)
+    processes.wait_for_all()
+    return record
 
 
 def _write(
-    plan: SweepPlan,
-    request: SweepRequest,
-    reports: Sequence[Report],
-    selections: Sequence[Selection],
-    folder: Path,
-    reporter: StageReporter,
+    plan: SweepPlan, request: SweepRequest, records: Sequence[SweepRecord], folder: Path, reporter: StageReporter
 ) -> Sweep:
-    result = collect_sweep(reports, selections, plan.base.output.path, request.table_only, reporter.seconds)
+    result = collect_sweep(records, plan.base.output.path, reporter.seconds)
     write_json(folder / RESULT_FILE, result.to_json())
     draw_sweep(result, folder / FIGURE_FILE)
+    if not request.table_only:
+        plan.kept.put_into(folder)
     return result
 
 

@@ -180,6 +180,8 @@ def test_sweep_of_the_table_alone(source: Path, tmp_path: Path, capsys: pytest.C
         (["--ratios", "0.5,0.5"], ["--ratios names 0.5 twice"]),
         (["--ratios", "half"], ['--ratios "half" has a word that is no number']),
         (["--ratios", ","], ["--ratios names none"]),
+        (["--ratios", ""], ["--ratios names none and at least one is needed"]),
+        (["--methods", ""], ["--methods names none and at least one is needed"]),
         (["--ratios", "0"], ["--ratios 0 removes nothing"]),
         (["--ratios", "1.5"], ["selection.ratio"]),
         (["--ratios", "0.99"], ["rounds to 0"]),
