@@ -26,7 +26,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from benchmarks.cuts import supported_models
+from benchmarks.cuts import measure_models
 from benchmarks.fisher_data import TEXTS, Data, calibration_and_held_out
 from benchmarks.layer_widths import allocate, descend, grid_widths, masks_at, measured_curves, stages_to
 from benchmarks.resumable import Row, Rows, settings_of, stored_rows
@@ -86,16 +86,12 @@ def parse_arguments() -> argparse.Namespace:
 def measure(arguments: argparse.Namespace) -> list[Row]:
     """Every model of a supported family; results are written after each row."""
     rows = Rows(arguments.output, settings_of(arguments, NOT_SETTINGS), KEYS)
-    rows.load()
-    for source in supported_models(arguments.models, arguments.only):
-        asked: list[Row] = [
-            {"model": source.folder.name, "ratio": ratio, "method": method, "widths_by": widths_by}
-            for ratio in arguments.ratios
-            for method, widths_by in CUTS
-        ]
-        if rows.missing(asked):
-            measure_model(source, asked, rows, arguments)
-    return rows.rows
+    cuts: list[Row] = [
+        {"ratio": ratio, "method": method, "widths_by": widths_by}
+        for ratio in arguments.ratios
+        for method, widths_by in CUTS
+    ]
+    return measure_models(arguments, rows, cuts, lambda source, asked: measure_model(source, asked, rows, arguments))
 
 
 def measure_model(source: Source, asked: list[Row], rows: Rows, arguments: argparse.Namespace) -> None:

@@ -7,7 +7,7 @@ that the exported norm epsilon gives them, which is what a cut checkpoint comput
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from benchmarks.resumable import Row, Rows
 from compressor.architectures.masking import MaskedChannels
 from compressor.artifacts import CalibrationStatistics
 from compressor.calibration.run import calibrate
@@ -102,6 +103,21 @@ def supported_models(folder: Path, only: Sequence[str] | None) -> Iterator[Sourc
             print(f"{path.name}: not measured: {refusal}")
         else:
             yield source
+
+
+def measure_models(
+    arguments: argparse.Namespace,
+    rows: Rows,
+    cuts: Sequence[Row],
+    measure_model: Callable[[Source, list[Row]], None],
+) -> list[Row]:
+    """All rows, once `measure_model` was given each supported model that lacks some of `cuts`, and its rows to be."""
+    rows.load()
+    for source in supported_models(arguments.models, arguments.only):
+        asked = [{"model": source.folder.name, **cut} for cut in cuts]
+        if rows.missing(asked):
+            measure_model(source, asked)
+    return rows.rows
 
 
 def open_bench(source: Source, arguments: argparse.Namespace) -> Bench:

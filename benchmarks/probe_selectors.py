@@ -31,8 +31,8 @@ from benchmarks.cuts import (
     add_cut_options,
     by_layer,
     masked,
+    measure_models,
     mixed_statistics,
-    supported_models,
 )
 from benchmarks.probe_selector_figures import draw_probes, print_probes
 from benchmarks.resumable import Row, Rows, settings_of, stored_rows
@@ -91,12 +91,11 @@ def parse_arguments() -> argparse.Namespace:
 def measure(arguments: argparse.Namespace) -> list[Row]:
     """Every model of a supported family; results are written after each row."""
     rows = Rows(arguments.output, settings_of(arguments, NOT_SETTINGS), KEYS)
-    rows.load()
-    for source in supported_models(arguments.models, arguments.only):
-        asked = [{"model": source.folder.name, **cut} for cut in cuts(arguments)]
-        if rows.missing(asked):
-            measure_model(open_bench(source, arguments), asked, rows, arguments)
-    return rows.rows
+
+    def measure_one(source: Source, asked: list[Row]) -> None:
+        measure_model(open_bench(source, arguments), asked, rows, arguments)
+
+    return measure_models(arguments, rows, list(cuts(arguments)), measure_one)
 
 
 def cuts(arguments: argparse.Namespace) -> Iterator[Row]:

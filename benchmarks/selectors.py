@@ -30,12 +30,13 @@ from benchmarks.cuts import (
     as_hexadecimal,
     by_layer,
     measure_cut,
+    measure_models,
     mixed_statistics,
     open_bench,
-    supported_models,
 )
 from benchmarks.resumable import Row, Rows, settings_of, stored_rows
 from benchmarks.selector_figures import draw_cuts, draw_heads, print_cuts, print_heads
+from compressor.preparation import Source
 from compressor.selecting import stacked_heads
 from compressor.selection.base import HeadStatistics
 from compressor.selection.diagnostics import diagnose
@@ -75,12 +76,11 @@ def parse_arguments() -> argparse.Namespace:
 def measure(arguments: argparse.Namespace) -> list[Row]:
     """Every model of a supported family; results are written after each row."""
     rows = Rows(arguments.output, settings_of(arguments, NOT_SETTINGS), KEYS)
-    rows.load()
-    for source in supported_models(arguments.models, arguments.only):
-        asked = [{"model": source.folder.name, **cut} for cut in cuts(arguments)]
-        if rows.missing(asked):
-            measure_model(open_bench(source, arguments), asked, rows, arguments)
-    return rows.rows
+
+    def measure_one(source: Source, asked: list[Row]) -> None:
+        measure_model(open_bench(source, arguments), asked, rows, arguments)
+
+    return measure_models(arguments, rows, list(cuts(arguments)), measure_one)
 
 
 def cuts(arguments: argparse.Namespace) -> Iterator[Row]:

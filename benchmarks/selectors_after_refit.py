@@ -34,9 +34,9 @@ from benchmarks.cuts import (
     collect_statistics,
     masked,
     measure_cut,
+    measure_models,
     open_bench,
     prompt_sequences,
-    supported_models,
     text_sequences,
 )
 from benchmarks.resumable import Row, Rows, settings_of, stored_rows
@@ -47,6 +47,7 @@ from compressor.calibration.tokens import TokenBatch, batches
 from compressor.evaluation.forward import forward_tokens
 from compressor.fisher.progressive import progressive_fisher
 from compressor.fisher.settings import FisherSettings
+from compressor.preparation import Source
 from compressor.recovery.refit import Refit, RefitPair, refit
 from compressor.refitting import divide_tokens
 from compressor.retrieval_tokens import interleave
@@ -94,13 +95,12 @@ def parse_arguments() -> argparse.Namespace:
 def measure(arguments: argparse.Namespace) -> list[Row]:
     """Every model of a supported family; results are written after each row."""
     rows = Rows(arguments.output, settings_of(arguments, NOT_SETTINGS), KEYS)
-    rows.load()
-    for source in supported_models(arguments.models, arguments.only):
-        asked = [{"model": source.folder.name, **cut} for cut in cuts_of_statistics(arguments)]
-        asked = [row for row in asked if row["method"] != "dense"]
-        if rows.missing(asked):
-            measure_model(open_bench(source, arguments), asked, rows, arguments)
-    return rows.rows
+    cuts = [cut for cut in cuts_of_statistics(arguments) if cut["method"] != "dense"]
+
+    def measure_one(source: Source, asked: list[Row]) -> None:
+        measure_model(open_bench(source, arguments), asked, rows, arguments)
+
+    return measure_models(arguments, rows, cuts, measure_one)
 
 
 def measure_model(bench: Bench, asked: Sequence[Row], rows: Rows, arguments: argparse.Namespace) -> None:

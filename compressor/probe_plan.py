@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from compressor.architectures.base import Mixer
+from compressor.architectures.layer_kinds import lists_softmax_layers
 from compressor.calibration.text import TextSource, held_out_source, open_documents
 from compressor.context_length import ContextLength, context_length
 from compressor.errors import RequestError
@@ -23,8 +24,6 @@ from compressor.tokenization import require_embedding
 
 LENGTH_WITHOUT_CONTEXT = 2048
 TASK_LENGTH = 1024
-
-_SOFTMAX_KINDS = frozenset({"full_attention", "hybrid"})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,15 +91,11 @@ def plan_probe(
     asked = Sequences(documents, prompt_sets)
     cut = asked.of_segments(2, section.every)
     refuse_nothing_to_cut(section, cut)
-    windowed = asked.of_segments(3, section.every) if _has_softmax(decoder, len(mixers)) else None
+    listed = lists_softmax_layers(decoder)
+    has_softmax = decoder.num_hidden_layers > len(mixers) if listed is None else listed
+    windowed = asked.of_segments(3, section.every) if has_softmax else None
     notes = (*task_notes, *text_notes, *notes_on_cuts(section, asked, cut, windowed))
     return ProbePlan(section, length, documents, ranks, prompt_sets, cut, windowed, notes)
-
-
-def _has_softmax(decoder: PretrainedConfig, mixers: int) -> bool:
-    """By the kinds of layers, of which one may hold a mixer and attention; fla's configs list none."""
-    kinds = decoder.to_dict().get("layer_types")
-    return decoder.num_hidden_layers > mixers if kinds is None else not _SOFTMAX_KINDS.isdisjoint(kinds)
 
 
 def _length(

@@ -27,7 +27,7 @@ def forward_from_cache(model: PreTrainedModel, cache: Any, **inputs: Any) -> tup
         return _one_by_one(model, cache, name, inputs)
     if cache is not None and type(model).__module__ == _COUNTS_FROM_ZERO and "position_ids" not in inputs:
         read, ids = cache.get_seq_length(), inputs["input_ids"]
-        inputs["position_ids"] = torch.arange(read, read + ids.shape[1], device=ids.device).expand(len(ids), -1)
+        inputs["position_ids"] = (read + torch.arange(ids.shape[1], device=ids.device)).expand(len(ids), -1)
     output = model(**inputs, **{name: cache}, use_cache=True)
     return output, output[name]
 

@@ -96,6 +96,27 @@ def mixer_path(layer: int) -> str:
     return f"model.layers.{layer}.attn"
 
 
+def head_dim_mixers(config: PretrainedConfig) -> tuple[Mixer, ...]:
+    """The mixers of a config whose `head_dim` is the key width, with values `expand_v` times as wide."""
+    num_v_heads = config.num_v_heads or config.num_heads
+    head_v_dim = int(config.head_dim * config.expand_v)
+    key_width, value_width = config.num_heads * config.head_dim, num_v_heads * head_v_dim
+    return tuple(
+        Mixer(
+            layer=layer,
+            module=mixer_path(layer),
+            tensors=mixer_path(layer),
+            num_k_heads=config.num_heads,
+            num_v_heads=num_v_heads,
+            head_k_dim=config.head_dim,
+            head_v_dim=head_v_dim,
+            convolution_width=2 * key_width + value_width if config.use_short_conv else 0,
+            convolution_size=config.conv_size,
+        )
+        for layer in linear_layers(config)
+    )
+
+
 def with_norm_epsilon(raw_config: Mapping[str, Any], keep: int, norm_epsilon: float | None) -> dict[str, Any]:
     """A copy of the config to write a kept width into.
 

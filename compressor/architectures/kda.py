@@ -13,7 +13,7 @@ from typing import Any, ClassVar, final
 from transformers import PretrainedConfig, PreTrainedModel
 
 from compressor.architectures.base import ChannelMap, Mixer, RecoveryTargets, RecurrenceTap, head_major_rows
-from compressor.architectures.fla_layout import FlaArchitecture, linear_layers, mixer_path, with_head_dim
+from compressor.architectures.fla_layout import FlaArchitecture, head_dim_mixers, with_head_dim
 from compressor.architectures.interception import EntryPoint, intercept
 from compressor.architectures.trainable import recovery_targets
 
@@ -39,23 +39,7 @@ class KimiDeltaAttention(FlaArchitecture):
         return KDAForCausalLM
 
     def mixers(self, config: PretrainedConfig, tensor_names: Sequence[str]) -> tuple[Mixer, ...]:
-        num_v_heads = config.num_heads if config.num_v_heads is None else config.num_v_heads
-        head_v_dim = int(config.head_dim * config.expand_v)
-        key_width, value_width = config.num_heads * config.head_dim, num_v_heads * head_v_dim
-        return tuple(
-            Mixer(
-                layer=layer,
-                module=mixer_path(layer),
-                tensors=mixer_path(layer),
-                num_k_heads=config.num_heads,
-                num_v_heads=num_v_heads,
-                head_k_dim=config.head_dim,
-                head_v_dim=head_v_dim,
-                convolution_width=2 * key_width + value_width if config.use_short_conv else 0,
-                convolution_size=config.conv_size,
-            )
-            for layer in linear_layers(config)
-        )
+        return head_dim_mixers(config)
 
     def channel_maps(self, mixer: Mixer) -> tuple[ChannelMap, ...]:
         """As of other families, and the decays: a channel of a key head owns one row for each of its value heads."""

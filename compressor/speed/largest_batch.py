@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel, StaticCache
 
+from compressor.architectures.layer_kinds import lists_softmax_layers
 from compressor.speed.decoding import draw_tokens
 from compressor.speed.failures import MEASURING_ERRORS, is_out_of_memory
 from compressor.speed.memory import release
-from compressor.speed.states import has_softmax_layers, next_logits, read_prompt, state_bytes
+from compressor.speed.states import next_logits, read_prompt, state_bytes
 from compressor.speed.timing import Schedule, Work, time_interleaved
 
 _STEPS = 10
@@ -99,7 +100,7 @@ def _decode(model: PreTrainedModel, batch: int, length: int, device: torch.devic
     """A step behind one token, which leaves a recurrent state as large as any prompt does; bytes of the cache."""
     prompt = draw_tokens(model, (batch, 1), 0, device)
     cache = None
-    if has_softmax_layers(model):
+    if lists_softmax_layers(model.config):
         cache = StaticCache(config=model.config, max_cache_len=max(length, _STEPS + 4))
     cache = read_prompt(model, cache, prompt, None)
 

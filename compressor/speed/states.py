@@ -19,6 +19,7 @@ from transformers import PreTrainedModel, StaticCache
 from transformers.cache_utils import LinearAttentionCacheLayerMixin, StaticLayer
 
 from compressor.architectures.cached_forward import forward_from_cache, reads_pieces
+from compressor.architectures.layer_kinds import lists_softmax_layers
 
 _SOFTMAX_STATE = "attn_state"
 
@@ -96,7 +97,7 @@ def fixed_state(model: PreTrainedModel, prompt: Tensor, room: int, piece: int | 
         ValueError: it grows with every token, as in fla's softmax layers.
     """
     cache: Any = None
-    if has_softmax_layers(model):
+    if lists_softmax_layers(model.config):
         cache = StaticCache(config=model.config, max_cache_len=prompt.shape[1] + room)
     cache = read_prompt(model, cache, prompt, piece)
     if any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in _layers(cache)):
@@ -105,12 +106,6 @@ def fixed_state(model: PreTrainedModel, prompt: Tensor, room: int, piece: int | 
     if any(state.get(_SOFTMAX_STATE) is not None for state in held):
         raise ValueError("the cache of fla's softmax layers grows with every token, which no graph can replay")
     return ReplacedState(cache, held)
-
-
-def has_softmax_layers(model: PreTrainedModel) -> bool:
-    """Whether a config of transformers lists some."""
-    kinds = model.config.get_text_config(decoder=True).to_dict().get("layer_types") or ()
-    return "full_attention" in kinds
 
 
 def state_bytes(cache: Any) -> int:

@@ -62,7 +62,7 @@ def test_every_family(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[s
         kappa = head["end"]["condition_number"]["minimum"]
         assert kappa is None or kappa >= (1 - 1e-5) * utilisation["maximum"] ** -0.5
     assert [cut["rank"] for cut in result["truncation"]["text"]] == [None, 4, 1]
-    hybrid = name in ("q35", "qw", "gated_deltanet_hybrid", "bamba")
+    hybrid = name in ("q35", "qw", "gated_deltanet_hybrid", "bamba", "falcon_h1")
     assert (result["windowed"] is not None) == hybrid
     assert not hybrid or result["windowed"]["window"] == 64
     assert result["truncation"]["text"][0]["loss"] == result["model"]["loss"]

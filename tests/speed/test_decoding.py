@@ -25,6 +25,9 @@ FAMILIES = {
     "qw": WrittenState,
     "oh": WrittenState,
     "m2": WrittenState,
+    "bamba": WrittenState,
+    "falcon_h1": WrittenState,
+    "zamba2": WrittenState,
 }
 CPU = torch.device("cpu")
 SCHEDULE = Schedule(steps=6, warm_up=2, repeats=1)
