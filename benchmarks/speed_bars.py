@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 Row = dict[str, Any]
-SHAPES_WITH_BARS = ("gated_deltanet-1.3b", "gated_deltanet-1.3b-narrow")
-DENSE, HALF = 128, 64
+DENSE_WIDTHS = {"gated_deltanet-1.3b": 128, "gated_deltanet-1.3b-narrow": 128, "gated_deltanet-1.3b-wide": 256}
+"""Of the shapes that have bars."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ BARS = (
 def bars_of(rows: Sequence[Row]) -> list[Row]:
     """Every bar at every shape and size that the rows have both widths of; the first cell of a size counts."""
     found = []
-    for shape in SHAPES_WITH_BARS:
+    for shape, width in DENSE_WIDTHS.items():
         for bar in BARS:
             sizes = {
                 (row["batch"], row["length"]): None
@@ -41,7 +41,7 @@ def bars_of(rows: Sequence[Row]) -> list[Row]:
                 if (row["shape"], row["part"]) == (shape, bar.part) and bar.batch in (None, row["batch"])
             }
             for batch, length in sizes:
-                dense, half = (_figure(rows, shape, bar, batch, length, width) for width in (DENSE, HALF))
+                dense, half = (_figure(rows, shape, bar, batch, length, kept) for kept in (width, width // 2))
                 if dense and half:
                     ratio = dense / half if bar.more_is_better else half / dense
                     met = ratio >= bar.value if bar.more_is_better else ratio <= bar.value

@@ -9,7 +9,7 @@ from typing import Any
 
 import matplotlib as mpl
 
-from benchmarks.speed_bars import BARS, SHAPES_WITH_BARS
+from benchmarks.speed_bars import BARS, DENSE_WIDTHS
 
 Row = dict[str, Any]
 _GAINS = (
@@ -103,7 +103,7 @@ def _draw_gains(axis: Any, rows: Sequence[Row], shape: str) -> None:
             first = labels.index(label) == 0
             axis.barh(position, value, thickness, color=f"C{place + 1}", label=f"{width}" if first else None)
             axis.text(value, position, f" {value:.2f}", va="center", fontsize=7)
-    if shape in SHAPES_WITH_BARS:
+    if shape in DENSE_WIDTHS:
         for bar in BARS:
             axis.axvline(bar.value if bar.more_is_better else 1 / bar.value, color="0.6", linestyle=":", linewidth=1)
     axis.axvline(1, color="0.3", linewidth=1)

@@ -3,6 +3,8 @@
 `gated_deltanet-1.3b` has 16 heads with keys of 128 and values of 256, fla's own default expand_v = 2: the state is
 twice as large as the keys make it, 50 MB a sequence. `gated_deltanet-1.3b-narrow` has values of 128, which is what
 brings the parameters to 1.3 billion beside the embeddings (1.6 with values of 256), and a state of 25 MB.
+`gated_deltanet-1.3b-wide` is fla's default config as it stands: 21 layers with 6 heads, keys of 256 and values of 512,
+1.25 billion parameters beside the embeddings and a state of 66 MB.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ _TINY = {"hidden_size": 64, "num_hidden_layers": 2, "num_heads": 2, "vocab_size"
 SHAPES: dict[str, dict[str, Any]] = {
     "gated_deltanet-1.3b": _GATED_13B | {"expand_v": 2.0},
     "gated_deltanet-1.3b-narrow": _GATED_13B | {"expand_v": 1.0},
+    "gated_deltanet-1.3b-wide": {"model_type": "gated_deltanet", "max_position_embeddings": 65536},
     "delta_net-1.3b": {"model_type": "delta_net", **_FLA_13B, "max_position_embeddings": 65536},
     "qwen3.5-0.8b": {"model_type": "qwen3_5_text", **QWEN35_08B},
     "qwen3.5-9b": {"model_type": "qwen3_5_text", **_QWEN_9B},

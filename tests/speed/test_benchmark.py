@@ -101,7 +101,10 @@ def test_sizes_of_the_shapes(shape: str) -> None:
     with torch.device("meta"):
         model = architecture.model_class(fields)(benchmarks.speed_shapes._config(fields))
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    expected = {"gated_deltanet-1.3b": 1.77e9, "gated_deltanet-1.3b-narrow": 1.47e9, "delta_net-1.3b": 1.36e9}
+    expected = {
+        "gated_deltanet-1.3b": 1.77e9, "gated_deltanet-1.3b-narrow": 1.47e9,
+        "gated_deltanet-1.3b-wide": 1.39e9, "delta_net-1.3b": 1.36e9,
+    }  # fmt: skip
     assert parameters == pytest.approx(expected[shape], rel=0.02)
 
 
@@ -114,6 +117,12 @@ def test_a_cut_shape_keeps_its_value_width() -> None:
 def row(part: str, width: int, seconds: float, peak: int | None = None, batch: int = 64) -> dict[str, Any]:
     named = {"shape": "gated_deltanet-1.3b", "group": "main", "part": part, "batch": batch, "length": 512}
     return {**named, "key_width": width, "seconds": seconds, "peak_bytes": peak, "failed": None}
+
+
+def test_bars_of_the_shape_with_keys_of_256_are_against_128() -> None:
+    rows = [row("decode", width, seconds) for width, seconds in ((256, 3.0), (128, 2.0), (64, 1.0))]
+    bars = bars_of([cell | {"shape": "gated_deltanet-1.3b-wide"} for cell in rows])
+    assert [(bar["bar"], bar["ratio"], bar["met"]) for bar in bars] == [("decode speed at batch 64", 1.5, True)]
 
 
 def test_bars() -> None:
