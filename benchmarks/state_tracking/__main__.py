@@ -15,8 +15,13 @@ Results are written after each part of a run; runs that --output already has who
 
 A group's models are trained at 128 tokens and tested to 512, parity and arithmetic at 3 to 40 and 40 to 256, as
 published (see `compressor.evaluation.state_tracking`). `--curriculum 4 8 32 --cooldown 400` trains short sequences
-first and ends when the task is solved: groups that have plateaus, from S4 on, then need a fraction of the steps. On a
-CPU the reference recurrences run in float32: good for tiny models; on a GPU fla's kernels run under bfloat16 autocast.
+first and ends when the task is solved; `--initial-beta 1.9` begins with reflections, which forget nothing: groups that
+have plateaus, from S4 on, then need a fraction of the steps. On a CPU the reference recurrences run in float32: good
+for tiny models; on a GPU fla's kernels run under bfloat16 autocast.
+
+    python -m benchmarks.state_tracking --merge part1.json part2.json --output all.json --figure all.png
+
+trains nothing: it adds the runs of these files to --output, in place of runs with the same settings, and draws all.
 """
 
 from __future__ import annotations
@@ -29,10 +34,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 
 from benchmarks.environment import write_result
 from benchmarks.state_tracking.figure import betas_of, draw
+from benchmarks.state_tracking.merging import merge, stored_runs
 from benchmarks.state_tracking.models import FAMILIES, ModelSettings
 from benchmarks.state_tracking.pace import TrainingSettings
 from benchmarks.state_tracking.runs import RunSettings, run
@@ -46,12 +53,18 @@ from compressor.progress import StageReporter
 def main() -> None:
     arguments = parse()
     try:
-        results = stored_runs(arguments.output) if arguments.only_figure else measure_all(arguments)
+        results = _results(arguments)
     except CompressorError as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(error.exit_code) from error
     if arguments.figure is not None:
         draw(results, arguments.figure)
+
+
+def _results(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    if arguments.merge:
+        return merge(arguments.merge, arguments.output)
+    return stored_runs(arguments.output) if arguments.only_figure else measure_all(arguments)
 
 
 def parse() -> argparse.Namespace:
@@ -64,6 +77,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--hidden-size", type=int, default=128)
     parser.add_argument("--num-heads", type=int, default=8)
     parser.add_argument("--head-dim", type=int, default=32)
+    parser.add_argument("--initial-beta", type=float, metavar="B", help="mean of the first layer's before training")
     for name in ("short-convolution", "forget-gate", "output-gate"):
         parser.add_argument(f"--{name}", action="store_true")
     parser.add_argument("--steps", type=int, default=3000)
@@ -83,6 +97,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--checkpoints", type=Path, help="folder that each trained model is saved into")
     parser.add_argument("--figure", type=Path)
     parser.add_argument("--only-figure", action="store_true", help="draw what --output holds; train nothing")
+    parser.add_argument("--merge", type=Path, nargs="+", default=[], metavar="FILE", help="results added to --output")
     return parser.parse_args()
 
 
@@ -108,7 +123,7 @@ def _settings(
         family=arguments.family, num_householder=num_householder, depth=depth,
         negative_eigenvalues=eigenvalues == "on", hidden_size=arguments.hidden_size, num_heads=arguments.num_heads,
         head_dim=arguments.head_dim, short_convolution=arguments.short_convolution,
-        forget_gate=arguments.forget_gate, output_gate=arguments.output_gate,
+        forget_gate=arguments.forget_gate, output_gate=arguments.output_gate, initial_beta=arguments.initial_beta,
     )  # fmt: skip
     curriculum = tuple(arguments.curriculum)
     if list(curriculum) != sorted(set(curriculum)) or any(not 1 < length < longest for length in curriculum):
@@ -137,6 +152,8 @@ def _settings(
 def measure_all(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Every run; `--output` holds what there is after each part of each."""
     device = resolve_device(arguments.device)
+    if device.type == "cuda":
+        torch.set_num_threads(1)  # The CPU only draws words; threads of runs side by side would wait for each other.
     console = Console(stderr=True)
     planned = run_settings(arguments)
     finished = [stored for stored in stored_runs(arguments.output) if "pruning" in stored]
@@ -151,13 +168,6 @@ def measure_all(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         finished.append(result)
         print_summary(result)
     return finished
-
-
-def stored_runs(path: Path | None) -> list[dict[str, Any]]:
-    if path is None or not path.exists():
-        return []
-    runs: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["runs"]
-    return runs
 
 
 def save(path: Path | None, runs: list[dict[str, Any]]) -> None:

@@ -26,7 +26,7 @@ def draw(runs: list[dict[str, Any]], path: Path) -> None:
         _draw_pruning(row[3], run)
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=80)
     plt.close(figure)
 
 
@@ -43,7 +43,10 @@ def _draw_positions(axis: Any, run: dict[str, Any]) -> None:
     axis.axvline(settings["training"]["longest"], color="gray", linestyle="--", label="trained to")
     eigenvalues = "[-1, 1]" if model["negative_eigenvalues"] else "[0, 1]"
     title = f"{settings['task']}, n_h {model['num_householder']}, depth {model['depth']}, {eigenvalues}"
-    axis.set(title=title, xlabel="position", ylabel="accuracy", ylim=(0, 1.03))
+    if model.get("initial_beta") is not None:
+        title += f", betas from {model['initial_beta']:g}"
+    axis.set_title(title, fontsize=10)
+    axis.set(xlabel="position", ylabel="accuracy", ylim=(0, 1.03))
     axis.legend(fontsize=7)
 
 

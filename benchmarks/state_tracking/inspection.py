@@ -124,8 +124,10 @@ def beta_distributions(model: PreTrainedModel, settings: ModelSettings, tokens: 
     finally:
         for handle in handles:
             handle.remove()
-    largest = 2.0 if settings.negative_eigenvalues else 1.0
-    betas = [largest * output.float().sigmoid().cpu().unflatten(-1, (-1, settings.num_heads)) for output in logits]
+    betas = [
+        settings.largest_beta * output.float().sigmoid().cpu().unflatten(-1, (-1, settings.num_heads))
+        for output in logits
+    ]
     return [
         _distribution(layer, step, head, of_layer[:, :, step, head].flatten())
         for layer, of_layer in enumerate(betas)
