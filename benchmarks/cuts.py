@@ -25,7 +25,7 @@ from compressor.calibration.tokenizer import load_tokenizer
 from compressor.calibration.tokens import batches, pack_tokens
 from compressor.checkpoint.config_file import CONFIG_FILE
 from compressor.errors import RequestError
-from compressor.evaluation.measure import Material, compare
+from compressor.evaluation.measure import Material, Measured, compare
 from compressor.evaluation.results import collect, mean_of_scores
 from compressor.loading import load_model, resolve_device, resolve_dtype
 from compressor.material import make_material, plan_evaluation
@@ -176,8 +176,14 @@ def collect_statistics(
         energy=True,
         input_squares=True,
     )
-    if not gradients:
-        return statistics
+    return with_gradients(bench, statistics, sequences, batch_size) if gradients else statistics
+
+
+def with_gradients(
+    bench: Bench, statistics: CalibrationStatistics, sequences: Sequence[Tensor], batch_size: int
+) -> CalibrationStatistics:
+    """`statistics` with what backward passes over the same sequences add."""
+    source, token_batches = bench.source, list(batches(sequences, batch_size))
     sums = loss_gradients(source.architecture, bench.original, source.mixers, token_batches, lambda tokens: None)
     scores = gradient_scores(source.architecture, bench.original, source.mixers, sums)
     return replace(statistics, gradient_q=scores[0], gradient_k=scores[1])
@@ -204,6 +210,11 @@ def measure_cut(bench: Bench, kept: Kept | None, epsilon: str) -> dict[str, Any]
     """Perplexity a token of each text, KL(original || cut) in nats a token, and scores in percent."""
     with masked(bench, kept, epsilon):
         _, measured = compare(bench.original, bench.cut, bench.tokenizer, bench.material, lambda tokens: None)
+    return figures_of(bench, measured)
+
+
+def figures_of(bench: Bench, measured: Measured) -> dict[str, Any]:
+    """The figures of `measure_cut`."""
     figures = collect("cut", bench.width, 0, "original", measured.texts, measured.tasks)
     memory = mean_of_scores([task.score for task in measured.tasks])
     error = None if memory is None else memory.standard_error

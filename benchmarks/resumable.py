@@ -62,6 +62,26 @@ class Rows:
         return [row for row in known_by if tuple(row[key] for key in self.keys) not in stored]
 
 
+@dataclass(slots=True)
+class Budget:
+    """Seconds of wall time from here on, None for all that is needed.
+
+    Rows of one `kind` are thought to take as long as the longest of it did, so that one is not begun to be cut off.
+    """
+
+    seconds: float | None
+    started: float = field(default_factory=time.perf_counter)
+    longest: dict[str, float] = field(default_factory=dict)
+
+    def allows(self, kind: str) -> bool:
+        """Whether another row of the kind is likely to end in time."""
+        elapsed = time.perf_counter() - self.started
+        return self.seconds is None or elapsed + self.longest.get(kind, 0.0) < self.seconds
+
+    def took(self, kind: str, seconds: float) -> None:
+        self.longest[kind] = max(seconds, self.longest.get(kind, 0.0))
+
+
 def settings_of(arguments: argparse.Namespace, without: Sequence[str]) -> dict[str, Any]:
     """The options that decide a row, as JSON values; `without` those that only choose rows or name files."""
     values = {name: value for name, value in vars(arguments).items() if name not in without}
@@ -75,5 +95,7 @@ def stored_rows(files: Sequence[Path]) -> list[Row]:
 
 
 def _is_short(value: object) -> bool:
-    """A number, a word, or some by name; no lists."""
+    """A number, a few words, or some by name; no lists."""
+    if isinstance(value, str):
+        return len(value) < 80
     return not isinstance(value, list) and not (isinstance(value, dict) and not all(map(_is_short, value.values())))

@@ -19,6 +19,8 @@ COLORS = {
     "s-wanda": "tab:red",
     "gradient": "tab:purple",
     "random": "tab:gray",
+    "fisher": "black",
+    "ghost": "tab:olive",
     "pca-exact": "tab:cyan",
     "pca-nearest": "tab:pink",
     "pca-shared": "tab:brown",

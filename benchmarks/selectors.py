@@ -1,13 +1,20 @@
-"""Every selection method, scoring and ratio on trained models: perplexity, KL to the original, memory; and the heads.
+"""Every selection method, scoring and ratio on trained models, before and after a refit; and the heads.
 
     python -m benchmarks.selectors --models ../shared/models --text ../shared/text \\
         --calibration train_sample.txt --output selectors.json --figure selectors.png --heads-figure heads.png
 
 For each model folder of a supported family all cuts are chosen from one calibration, `--retrieval-share` of it
-retrieval prompts, and measured before any recovery on windows of three texts and on prompts of the evaluation split.
-`--norm-epsilon` names the epsilons that the cuts are exported with. A second table tells of each cut how well the kept
-columns of the stacked key and query activations are conditioned, whatever was scored, and how many channels a method
-has in common with drrqr. Rows that `--output` has from the same settings are not measured again.
+retrieval prompts. Perplexity and KL to the original on windows of three texts, KL on prompts of the evaluation split
+and the memory score are measured of each cut with its channels masked, which is what a cut checkpoint computes, and
+again once its output projections were refitted on the same sequences (compressor.recovery.refit; the last ones choose
+the ridge). `--norm-epsilon` names the epsilons that the cuts are exported with. The original, and `--memory-methods`
+that score both streams, are asked `--memory-prompts` prompts a task, the others the first `--prompts` of them;
+differences are of the prompts that both were asked. A second table tells of each cut how well the kept columns of the
+stacked key and query activations are conditioned, whatever was scored, and how many channels a method has in common
+with drrqr.
+
+Rows are written one by one, the most telling first, until `--budget-seconds` are over; the same command goes on from
+there. `benchmarks.selector_table` writes the table of several result files.
 
     python -m benchmarks.selectors --results docs/results/selectors.json --figure docs/selectors.png
 
@@ -17,11 +24,11 @@ prints and draws results again.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from benchmarks.cuts import (
     Bench,
@@ -29,24 +36,37 @@ from benchmarks.cuts import (
     add_measuring_options,
     as_hexadecimal,
     by_layer,
+    collect_statistics,
+    masked,
     measure_cut,
-    measure_models,
-    mixed_statistics,
     open_bench,
+    prompt_sequences,
+    supported_models,
+    text_sequences,
+    with_gradients,
 )
-from benchmarks.resumable import Row, Rows, settings_of, stored_rows
-from benchmarks.selector_figures import draw_cuts, draw_heads, print_cuts, print_heads
+from benchmarks.resumable import Budget, Row, Rows, settings_of, stored_rows
+from benchmarks.selector_cuts import FISHER, methods_of, ordered_cuts
+from benchmarks.selector_cuts import KEYS as KEYS
+from benchmarks.selector_figures import draw_heads, print_heads
+from benchmarks.selector_measures import Questions, answers, questions
+from benchmarks.selector_refit import projections_put_back, refit_sequences, refitted
+from benchmarks.selector_table import draw_before_and_after, markdown
+from compressor.artifacts import CalibrationStatistics
+from compressor.calibration.tokens import batches
+from compressor.fisher.progressive import progressive_fisher
+from compressor.fisher.settings import FisherSettings
 from compressor.preparation import Source
+from compressor.retrieval_tokens import interleave
 from compressor.selecting import stacked_heads
 from compressor.selection.base import HeadStatistics
 from compressor.selection.diagnostics import diagnose
 from compressor.selection.registry import build_selector, get_selector_entry
 from compressor.selection.request import SCORINGS, Scoring
 
-METHODS = ("drrqr", "energy", "l1", "s-wanda", "gradient", "random")
-KEYS = ("model", "method", "scoring", "ratio", "norm_epsilon")
 NOT_SETTINGS = (
     "results", "models", "only", "methods", "scorings", "ratios", "norm_epsilon", "output", "figure", "heads_figure",
+    "budget_seconds",
 )  # fmt: skip
 
 
@@ -55,54 +75,119 @@ def main() -> None:
     rows = stored_rows(arguments.results) if arguments.results else measure(arguments)
     if not rows:
         raise SystemExit("nothing was measured: no model folder of a supported family was named.")
-    print_cuts(rows)
+    print(markdown(rows, [], {row["ratio"] for row in rows if row["ratio"]}))
     print_heads(rows)
     if arguments.figure is not None:
-        draw_cuts(rows, arguments.figure)
+        draw_before_and_after(rows, arguments.figure)
     if arguments.heads_figure is not None:
         draw_heads(rows, arguments.heads_figure)
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--methods", nargs="+", default=list(METHODS))
+    parser.add_argument("--methods", nargs="+", help="all but auto where none are named")
     parser.add_argument("--scorings", nargs="+", default=list(SCORINGS))
+    parser.add_argument("--no-refit", action="store_true", help="measure the cuts before a refit alone")
+    parser.add_argument("--memory-prompts", type=int, help="prompts of a task for --memory-methods; as --prompts")
+    parser.add_argument("--memory-methods", nargs="*", default=["drrqr", FISHER])
+    parser.add_argument("--budget-seconds", type=float, help="begin no row that is likely to end later")
+    parser.add_argument("--heads-figure", type=Path)
     add_cut_options(parser)
     add_measuring_options(parser)
-    parser.add_argument("--heads-figure", type=Path)
     return parser.parse_args()
 
 
 def measure(arguments: argparse.Namespace) -> list[Row]:
     """Every model of a supported family; results are written after each row."""
+    budget = Budget(arguments.budget_seconds)
     rows = Rows(arguments.output, settings_of(arguments, NOT_SETTINGS), KEYS)
-
-    def measure_one(source: Source, asked: list[Row]) -> None:
-        measure_model(open_bench(source, arguments), asked, rows, arguments)
-
-    return measure_models(arguments, rows, list(cuts(arguments)), measure_one)
-
-
-def cuts(arguments: argparse.Namespace) -> Iterator[Row]:
-    """What a row of each cut is known by but for the model; the original comes first."""
-    yield {"method": "dense", "scoring": "qk", "ratio": 0.0, "norm_epsilon": "keep"}
-    for method in arguments.methods:
-        scorings = arguments.scorings if get_selector_entry(method).has_scoring else ["qk"]
-        for scoring in scorings:
-            for ratio in arguments.ratios:
-                for epsilon in arguments.norm_epsilon:
-                    yield {"method": method, "scoring": scoring, "ratio": ratio, "norm_epsilon": epsilon}
+    rows.load()
+    for source in supported_models(arguments.models, arguments.only):
+        methods = methods_of(source, arguments.methods)
+        asked = [{"model": source.folder.name, **cut} for cut in ordered_cuts(methods, arguments)]
+        if rows.missing(asked) and budget.allows(""):
+            measure_model(source, asked, rows, arguments, budget)
+    return rows.rows
 
 
-def measure_model(bench: Bench, asked: list[Row], rows: Rows, arguments: argparse.Namespace) -> None:
-    """Calibrate once, then choose and measure every cut that is missing."""
-    gradients = any("gradient" in get_selector_entry(m).needs for m in arguments.methods)
-    heads = stacked_heads(bench.source, mixed_statistics(bench, arguments, gradients))
+class Calibration:
+    """One calibration for all cuts; backward passes are run when they are first asked for."""
+
+    def __init__(self, bench: Bench, arguments: argparse.Namespace) -> None:
+        retrieval = round(arguments.retrieval_share * arguments.samples)
+        text = text_sequences(
+            bench, arguments.calibration, arguments.samples - retrieval, arguments.window, arguments.seed
+        )
+        self.sequences = interleave(text, prompt_sequences(bench, retrieval, arguments.window, arguments.seed))
+        self.refit = refit_sequences(self.sequences, arguments.retrieval_share, arguments.batch_size)
+        self._bench, self._batch_size = bench, arguments.batch_size
+        self._statistics: CalibrationStatistics = collect_statistics(bench, self.sequences, self._batch_size, False)
+        self._heads = stacked_heads(bench.source, self._statistics)
+
+    def heads(self, gradients: bool) -> HeadStatistics:
+        if gradients and self._statistics.gradient_q is None:
+            self._statistics = with_gradients(self._bench, self._statistics, self.sequences, self._batch_size)
+            self._heads = stacked_heads(self._bench.source, self._statistics)
+        return self._heads
+
+
+def measure_model(source: Source, asked: list[Row], rows: Rows, arguments: argparse.Namespace, budget: Budget) -> None:
+    """Calibrate once, then choose and measure every cut that is missing, as far as the budget goes."""
+    whole = argparse.Namespace(**vars(arguments))
+    whole.prompts = max(arguments.prompts, arguments.memory_prompts or 0)
+    bench = open_bench(source, whole)
+    asking = questions(bench, arguments.prompts)
+    data = Calibration(bench, arguments)
     for known_by in rows.missing(asked):
-        rows.measure(known_by, lambda cut=known_by: measure_row(bench, heads, cut, arguments))  # type: ignore[misc]
+        kind = f"{known_by['method'] == FISHER} {asked_more(known_by, arguments)}"
+        if not budget.allows(kind):
+            print(f"{source.folder.name}: {len(rows.missing(asked))} rows are left after the budget.")
+            return
+        row = rows.measure(known_by, lambda cut=known_by: measure_both(asking, data, cut, arguments))  # type: ignore[misc]
+        budget.took(kind, row["seconds"])
+
+
+def measure_both(asked: Questions, data: Calibration, cut: Row, arguments: argparse.Namespace) -> Row:
+    """Before the refit, and after it under `after_refit`; KL on the held-out calibration sequences before and after."""
+    bench, more = asked.bench, asked_more(cut, arguments)
+    keep = round(bench.width * (1 - cut["ratio"]))
+    if cut["method"] == "dense":
+        return {"key_dim": keep, **answers(asked, more), "methods": methods_of(bench.source, arguments.methods)}
+    indices = chosen(bench, data, cut, keep, arguments)
+    row: Row = {"key_dim": keep}
+    with projections_put_back(bench), masked(bench, by_layer(bench, indices), cut["norm_epsilon"]):
+        row |= answers(asked, more)
+        if not arguments.no_refit:
+            done = refitted(asked, data.refit)
+            # Weights that were put back answer as they did.
+            row["after_refit"] = {name: row[name] for name in row if name != "key_dim"}
+            if not done.kept_old:
+                row["after_refit"] = answers(asked, more)
+            row["kl_held_out"] = [done.kl_before, done.kl_before if done.kept_old else done.kl_after]
+    return {**row, "heads": head_figures(data.heads(gradients=False), indices, bench.width)}
+
+
+def asked_more(cut: Row, arguments: argparse.Namespace) -> bool:
+    """Whether the cut is asked `--memory-prompts`: of the methods that are compared, cuts that score both streams."""
+    return cut["method"] in ("dense", *arguments.memory_methods) and cut["scoring"] == "qk"
+
+
+def chosen(bench: Bench, data: Calibration, cut: Row, keep: int, arguments: argparse.Namespace) -> Tensor:
+    """Channels int64 [N, keep], the heads of all layers stacked."""
+    generator = torch.Generator().manual_seed(arguments.seed)
+    if cut["method"] != FISHER:
+        heads = data.heads("gradient" in get_selector_entry(cut["method"]).needs)
+        return build_selector(cut["method"], cut["scoring"], arguments.f).select(heads, keep, generator).indices
+    scaled = cut["norm_epsilon"] == "scaled" or not bench.source.architecture.scales_by_width
+    token_batches = [batch.input_ids for batch in batches(data.sequences, arguments.batch_size)]
+    return progressive_fisher(
+        bench.source.architecture, bench.original, bench.source.mixers, token_batches, keep, FisherSettings(),
+        generator, lambda passes: None, epsilon_scaled=scaled,
+    ).indices  # fmt: skip
 
 
 def measure_row(bench: Bench, heads: HeadStatistics, cut: Row, arguments: argparse.Namespace) -> Row:
+    """A cut that is chosen from statistics, or the original, without a refit."""
     keep = round(bench.width * (1 - cut["ratio"]))
     if cut["method"] == "dense":
         return {"key_dim": keep, **measure_cut(bench, None, "keep")}
@@ -113,7 +198,7 @@ def measure_row(bench: Bench, heads: HeadStatistics, cut: Row, arguments: argpar
     return {"key_dim": keep, **figures, "heads": head_figures(heads, choice.indices, bench.width)}
 
 
-def head_figures(heads: HeadStatistics, indices: torch.Tensor, width: int) -> dict[str, Any]:
+def head_figures(heads: HeadStatistics, indices: Tensor, width: int) -> dict[str, Any]:
     """One value a head, the heads of all layers stacked, of the kept columns of stacked keys and queries.
 
     `sigma_min` and `sigma_max` are shares of the largest singular value of all columns; a condition number that is
@@ -133,7 +218,7 @@ def head_figures(heads: HeadStatistics, indices: torch.Tensor, width: int) -> di
     }
 
 
-def _figures(values: torch.Tensor) -> list[float | None]:
+def _figures(values: Tensor) -> list[float | None]:
     return [float(f"{value:.5g}") if value < float("inf") else None for value in values.tolist()]
 
 

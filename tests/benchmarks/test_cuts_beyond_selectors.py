@@ -1,4 +1,4 @@
-"""Cuts after a refit, and cuts to widths of each layer, measured on the bundled model and not measured again."""
+"""Cuts to widths of each layer, measured on the bundled model and not measured again."""
 
 from __future__ import annotations
 
@@ -10,31 +10,6 @@ import pytest
 
 from benchmarks import allocation
 from compressor.demo import demo_model_path, held_out_text_path
-from tests.benchmarks.test_selector_benchmarks import run
-
-
-@pytest.mark.slow
-def test_after_refit(tmp_path: Path) -> None:
-    words = ["--samples", "8", "--ratios", "0.5", "--norm-epsilon", "keep"]
-    folders = [tmp_path / name for name in ("first", "alone", "before")]
-    for folder in folders:
-        folder.mkdir()
-    rows, _ = run(folders[0], "selectors_after_refit", [*words, "--methods", "random", "l1"])
-    alone, _ = run(folders[1], "selectors_after_refit", [*words, "--methods", "l1"])
-    before, _ = run(folders[2], "selectors", [*words, "--methods", "random", "l1", "--scorings", "qk"])
-    assert [row["method"] for row in rows] == ["random", "l1"]
-    # What the first cut was refitted to is gone.
-    assert {name: rows[1][name] for name in rows[1] if name != "seconds"} == {
-        name: alone[0][name] for name in alone[0] if name != "seconds"
-    }
-    for after, plain in zip(rows, before[1:], strict=True):
-        assert after["kept"] == plain["heads"]["kept"]
-        assert after["kl_held_out"][1] < after["kl_held_out"][0]
-        assert after["kl_text"] < plain["kl_text"]
-    file = ["--before", str(folders[2] / "rows.json")]
-    again, printed = run(folders[0], "selectors_after_refit", [*words, *file, "--methods", "random", "l1"])
-    assert again == rows
-    assert f"{before[2]['kl_text']:.4f} {rows[1]['kl_text']:.4f}" in printed
 
 
 @pytest.mark.slow

@@ -65,7 +65,7 @@ def run(tmp_path: Path, module: str, words: Sequence[str]) -> tuple[list[dict[st
 
 @pytest.mark.slow
 def test_selectors(tmp_path: Path) -> None:
-    words = ["--samples", "4", "--ratios", "0.5", "--scorings", "qk", "q", "--norm-epsilon", "keep", "scaled"]
+    words = ["--samples", "8", "--ratios", "0.5", "--scorings", "qk", "q", "--norm-epsilon", "keep", "scaled"]
     words += ["--heads-figure", str(tmp_path / "heads.png")]
     rows, _ = run(tmp_path, "selectors", [*words, "--methods", "gradient"])
     assert [(row["method"], row["scoring"], row["norm_epsilon"]) for row in rows] == [
@@ -77,12 +77,30 @@ def test_selectors(tmp_path: Path) -> None:
     assert 0 < scaled["kl_text"] < kept["kl_text"]
     assert kept["heads"]["kept"] == scaled["heads"]["kept"] != rows[3]["heads"]["kept"]
     assert {len(values) for values in kept["heads"].values()} == {12}
+    for row in rows[1:]:
+        assert row["kl_held_out"][1] < row["kl_held_out"][0]
+        assert row["after_refit"]["kl_text"] < row["kl_text"]
     more, printed = run(tmp_path, "selectors", [*words, "--methods", "gradient", "random"])
     assert more[:5] == rows
     assert [row["method"] for row in more[5:]] == ["random", "random"]
     assert more[5]["kl_text"] > kept["kl_text"]
     assert (tmp_path / "heads.png").stat().st_size > 0
     assert printed.count("method=") == 2
+    assert f"| {kept['kl_text']:.3f} → {kept['after_refit']['kl_text']:.3f} |" in printed
+
+
+@pytest.mark.slow
+def test_a_cut_is_measured_alike_whatever_was_measured_before(tmp_path: Path) -> None:
+    """What the cut before was refitted to is gone, and remembered answers of the original are its answers."""
+    folders = [tmp_path / name for name in ("both", "alone")]
+    found = []
+    for folder, methods in zip(folders, (["energy", "l1"], ["l1"]), strict=True):
+        folder.mkdir()
+        words = ["--samples", "8", "--ratios", "0.5", "--scorings", "qk", "--methods", *methods]
+        rows, _ = run(folder, "selectors", words)
+        found.append({name: rows[-1][name] for name in rows[-1] if name != "seconds"})
+    assert found[0]["method"] == "l1"
+    assert found[0] == found[1]
 
 
 @pytest.mark.slow

@@ -1,0 +1,145 @@
+"""benchmarks.selectors end to end on tiny models: every method and scoring, its order, its budget, what is compared."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks import selectors
+from benchmarks.cuts import Bench
+from benchmarks.resumable import Budget, Row
+from benchmarks.selector_measures import RememberedModel, answers, memory_difference, questions
+from compressor.calibration.tokenizer import load_tokenizer
+from compressor.evaluation.measure import Material
+from compressor.evaluation.prompt_sets import make_prompt_sets
+from compressor.preparation import open_model, open_source
+from compressor.prompts.registry import find_task
+from compressor.selection.request import SCORINGS
+from tests.families import tiny_checkpoint, tiny_tokens
+from tests.tiny_models import save_tiny, save_tiny_tokenizer
+
+SCORED = ("drrqr", "energy", "l1", "s-wanda", "gradient")
+TEXT = "the quick brown fox jumps over the lazy dog, and then it sleeps for a while. " * 60
+
+
+def run(folder: Path, monkeypatch: pytest.MonkeyPatch, *more: str) -> list[Row]:
+    """The rows written of the models below `folder`."""
+    (folder / "test_prose.txt").write_text(TEXT, encoding="utf-8")
+    (folder / "calibration.txt").write_text(TEXT[::-1], encoding="utf-8")
+    output = folder / "rows.json"
+    command = ["selectors", "--models", str(folder / "models"), "--text", str(folder), "--output", str(output)]
+    command += ["--calibration", str(folder / "calibration.txt"), "--samples", "8", "--retrieval-share", "0"]
+    command += ["--texts", "prose", "--windows", "2", "--window", "64", "--tasks", "recall", "--length", "600"]
+    command += ["--prompts", "2", "--memory-prompts", "3", "--batch-size", "4", "--device", "cpu", *more]
+    monkeypatch.setattr(sys, "argv", command)
+    selectors.main()
+    rows: list[Row] = json.loads(output.read_text(encoding="utf-8"))["rows"]
+    return rows
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["gated_deltanet", "m2_one_group"])
+def test_every_method_and_scoring(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_tiny_tokenizer(save_tiny(family, tmp_path / "models" / "tiny"))
+    rows = run(tmp_path, monkeypatch, "--ratios", "0.25", "0.5", "--norm-epsilon", "scaled")
+    cuts = [(row["method"], row["scoring"], row["ratio"]) for row in rows]
+    single = ["fisher", "random", *(["ghost"] if family.startswith("m2") else [])]
+    asked = {(method, scoring, ratio) for method in SCORED for scoring in SCORINGS for ratio in (0.25, 0.5)}
+    asked |= {(method, "qk", ratio) for method in single for ratio in (0.25, 0.5)}
+    assert cuts[0] == ("dense", "qk", 0.0)
+    assert set(cuts[1:]) == asked
+    assert len(cuts) == 1 + len(asked)
+    assert cuts[1:5] == [(method, "qk", 0.5) for method in ("drrqr", "fisher", "energy", "l1")]
+    assert cuts[5:9] == [(method, "qk", 0.25) for method in ("drrqr", "fisher", "energy", "l1")]
+    late = [scoring for _, scoring, _ in cuts]
+    assert "qk" not in late[late.index("k") :]
+    for row in rows[1:]:
+        prompts = 3 if row["method"] in ("drrqr", "fisher") and row["scoring"] == "qk" else 2
+        for figures in (row, row["after_refit"]):
+            assert figures["perplexity"]["prose"] > 1
+            assert figures["kl_text"] > 0
+            assert len(figures["scores"]["recall"].split()) == prompts
+
+
+def test_a_budget_leaves_rows_and_the_same_command_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_tiny_tokenizer(save_tiny("gated_deltanet", tmp_path / "models" / "tiny"))
+    words = ["--ratios", "0.5", "--methods", "drrqr", "random", "--scorings", "qk", "--no-refit"]
+    rows = run(tmp_path, monkeypatch, *words, "--methods", "random")
+    monkeypatch.setattr(Budget, "allows", lambda self, kind: not kind or self.seconds is None)
+    assert run(tmp_path, monkeypatch, *words, "--budget-seconds", "1") == rows
+    assert "tiny: 1 rows are left after the budget." in capsys.readouterr().out
+    more = run(tmp_path, monkeypatch, *words)
+    assert more[:2] == rows
+    assert [row["method"] for row in more] == ["dense", "random", "drrqr"]
+    assert not any("after_refit" in row for row in more)
+
+
+def test_a_budget_counts_what_a_row_of_the_kind_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("benchmarks.resumable.time.perf_counter", lambda: now[0])
+    budget = Budget(60.0, started=now[0])
+    budget.took("dear", 20.0)
+    budget.took("dear", 10.0)
+    now[0] += 39.0
+    assert budget.allows("dear")
+    now[0] += 2.0
+    assert not budget.allows("dear")
+    assert budget.allows("cheap")
+    now[0] += 20.0
+    assert not budget.allows("cheap")
+    assert Budget(None).allows("dear")
+
+
+@pytest.mark.parametrize("family", ["gated_deltanet", "m2_one_group"])
+def test_a_remembered_model_answers_as_the_model(family: str, tmp_path: Path) -> None:
+    tiny = tiny_checkpoint(family, tmp_path)
+    remembered = RememberedModel(tiny.model, tiny.architecture.decoder(tiny.model))
+    first, second = (torch.stack([tiny_tokens(20, seed), tiny_tokens(20, seed + 1)]) for seed in (0, 5))
+    with torch.inference_mode():
+        for ids in (first, second, first, first[:, :10]):
+            expected = tiny.model(input_ids=ids, use_cache=False).logits
+            assert torch.equal(remembered(ids, use_cache=False).logits, expected)
+        tiny.architecture.decoder(tiny.model).requires_grad_(False)
+        for parameter in tiny.architecture.decoder(tiny.model).parameters():
+            parameter.zero_()
+        assert remembered(first, use_cache=False).logits.abs().max() > 0
+
+
+def test_further_prompts_count_for_memory_alone(tmp_path: Path) -> None:
+    """The answers to 3 of 5 prompts and 2 more are those to 5, but for the KL, which is that of the 3."""
+    tiny = tiny_checkpoint("gated_deltanet", tmp_path / "model")
+    save_tiny_tokenizer(tiny.folder)
+    source = open_source(open_model(str(tiny.folder), None))
+    tokenizer = load_tokenizer(source.folder, trust_remote_code=False)
+
+    def asked(prompts: int) -> Bench:
+        sets = make_prompt_sets([find_task("recall")], [600], prompts, 0, tokenizer, 64)
+        return Bench(source, tiny.model, tiny.model, tokenizer, Material((), sets, "teacher-forced", 2))
+
+    five = asked(5)
+    divided, whole, three = questions(five, 3), questions(five, 5), questions(asked(3), 3)
+    assert whole.more is None
+    assert answers(divided, more=True)["scores"] == answers(whole, more=True)["scores"]
+    assert answers(divided, more=False) == answers(three, more=True)
+    assert answers(divided, more=True)["kl_prompts"] == answers(three, more=True)["kl_prompts"]
+
+
+def test_paired_differences_are_those_of_the_prompts_both_were_asked() -> None:
+    one: dict[str, Any] = {"scores": {"vt": "1 0.5 0 1", "recall": "1 1 1 0"}}
+    other: dict[str, Any] = {"scores": {"vt": "1 0 0.5", "recall": "0 1 0"}}
+    changes = torch.tensor([[0.0, 0.5, -0.5], [1.0, 0.0, 1.0]], dtype=torch.float64)
+    errors = changes.std(dim=1) / 3**0.5
+    found = memory_difference(one, other)
+    expected = (100 * float(changes.mean()), 100 * float(errors.square().sum().sqrt()) / 2)
+    assert found == pytest.approx(expected)
+    back = memory_difference(other, one)
+    assert back == pytest.approx((-expected[0], expected[1]))
+    assert memory_difference(one, {"scores": {"vt": "1"}}) is None
+    assert memory_difference({"scores": {"vt": "1"}}, {"scores": {"vt": "0"}}) == (100.0, None)
