@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -35,6 +36,8 @@ DEFAULT_PREFILL_LENGTHS = (2048, 8192, 16384)
 _CALL_STEPS = 20
 """Steps of one captured graph."""
 _WIDEST = 10_000
+_LOOKED_AT = 64
+"""Tokens behind which logits are looked at: as many as fla reads without tuning another kernel."""
 _RATIOS = ("speed_ratio", "memory_ratio")
 SCHEMA = 1
 
@@ -93,11 +96,12 @@ def _bench(words: list[str]) -> int:
     output = None if given is None else OutputFile.checked(given, overwrite)
     console = Console()
     bench = _loaded(sources, section, runtime, device, console)
+    finite = _finite_logits(bench, section, console)
     measure_all(bench, section)
     cells = bench.recorder.cells
-    _print(console, cells, bench.subjects)
+    _print(console, cells, bench.subjects, finite)
     if output is not None:
-        output.write(_as_json(cells, section, str(device), bench.subjects, sources))
+        output.write(_as_json(cells, section, str(device), bench.subjects, sources, finite))
         _say(console, f"result: {output.given}")
     return 0
 
@@ -162,18 +166,44 @@ def _loaded(
     return Bench(subjects, device, schedule, Recorder(say=lambda line: _say(console, line)))
 
 
-def _print(console: Console, cells: list[Cell], subjects: Any) -> None:
+def _finite_logits(bench: Bench, section: BenchSection, console: Console) -> dict[str, bool | None]:
+    """Of each model by name, and told where they are not: time and memory do not show it."""
+    from compressor.speed.passes import has_finite_logits
+
+    length = min(_LOOKED_AT, section.prompt_length or DEFAULT_PROMPT_LENGTH)
+    found = {subject.name: has_finite_logits(subject.model, length, bench.device) for subject in bench.subjects}
+    _tell_broken(console, found)
+    return found
+
+
+def _tell_broken(console: Console, finite: Mapping[str, bool | None]) -> None:
+    for name in (name for name, answer in finite.items() if answer is False):
+        _say(
+            console,
+            f"warning: {name} gives logits that are NaN or infinite; it is measured as it is, and what is measured "
+            "answers nothing: check its weights, or give --dtype float32.",
+        )
+
+
+def _print(console: Console, cells: list[Cell], subjects: Any, finite: Mapping[str, bool | None]) -> None:
     from compressor.speed.tables import DISAGREEMENT, speed_table
 
     table = speed_table(cells, subjects[0].name if len(subjects) > 1 else None)
     needed = Console(width=_WIDEST).measure(table).maximum  # squeezed, a table loses digits
     Console(file=console.file, width=max(console.width, needed)).print(table)
-    if any(cell.replay_agrees is False for cell in cells):
+    # NaN agrees with nothing, itself included.
+    if any(cell.replay_agrees is False and finite[cell.model] is not False for cell in cells):
         _say(console, DISAGREEMENT)
+    _tell_broken(console, finite)
 
 
 def _as_json(
-    cells: list[Cell], section: BenchSection, device: str, subjects: Any, sources: list[Source]
+    cells: list[Cell],
+    section: BenchSection,
+    device: str,
+    subjects: Any,
+    sources: list[Source],
+    finite: Mapping[str, bool | None],
 ) -> dict[str, Any]:
     from compressor.checkpoint.fingerprint import weights_sha256
     from compressor.report import installed_hardware, installed_versions
@@ -187,6 +217,7 @@ def _as_json(
             "revision": source.checkpoint.folder.revision,
             "weights_sha256": weights_sha256(source.checkpoint.index, lambda size: None),
             "dtype": str(subject.model.dtype).removeprefix("torch."),
+            "finite_logits": finite[subject.name],
         }
         for subject, source in zip(subjects, sources, strict=True)
     ]

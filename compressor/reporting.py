@@ -16,7 +16,8 @@ from compressor.calibration.tokens import PackedTokens
 from compressor.cutting import WrittenCut
 from compressor.distilling import Trained
 from compressor.evaluation.tables import comparison_rows, several_rows
-from compressor.export.model_card import ModelCardFacts, read_license
+from compressor.export.base_card import read_license, read_pipeline_tag
+from compressor.export.model_card import ModelCardFacts
 from compressor.planning import RunPlan
 from compressor.preparation import CutPlan
 from compressor.recovery_report import recovery_line, recovery_report
@@ -137,6 +138,7 @@ def card_facts(place: CardPlace, report: Report) -> ModelCardFacts:
         base_model=report.base_model if revision is not None else None,
         base_revision=revision,
         license=read_license(place.source),
+        pipeline_tag=read_pipeline_tag(place.source),
         model_type=report.architecture,
         needs_fla=place.needs_fla,
         trust_remote_code=place.trust_remote_code,

@@ -24,13 +24,16 @@ def sweep_command(words: list[str]) -> int:
     own = {name: arguments.pop(name, None) for name in names}
     output = arguments.pop("output_dir")
     ratios, methods = _ratios(own["ratios"]), _names(own["methods"])
+    from compressor.sweep_recipes import sweep_recipes
+
+    settings = nest_flat_settings(arguments)
+    sweep_recipes(settings, ratios, methods, output)  # What is wrong with them is said before torch is imported.
     from compressor.data_parallel import leave_processes
     from compressor.planning import RunOptions
     from compressor.sweep_results import sweep_table
     from compressor.sweeping import SweepRequest, sweep
 
     options = RunOptions(bool(own["resume"]), bool(own["overwrite"]), own["statistics"], own["save_statistics"])
-    settings = nest_flat_settings(arguments)
     console = Console()
     result = sweep(SweepRequest(settings, ratios, methods, output, bool(own["table_only"]), options), console)
     leave_processes()

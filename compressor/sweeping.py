@@ -27,9 +27,9 @@ from compressor.preparation import plan_cut
 from compressor.progress import StageReporter
 from compressor.recipe import Recipe
 from compressor.refitting import Policies
-from compressor.selection.registry import candidate_methods
 from compressor.session import Session, needed_by, open_session
 from compressor.shared_output import held, staged_by_main
+from compressor.sweep_recipes import sweep_recipes
 from compressor.sweep_results import FIGURE_FILE, RESULT_FILE, Sweep, SweepRecord, collect_sweep, draw_sweep, record_cut
 from compressor.width import kept_width
 
@@ -64,7 +64,7 @@ def plan_sweep(request: SweepRequest) -> SweepPlan:
     Raises:
         RequestError: the request cannot be carried out.
     """
-    recipes = _recipes(request)
+    recipes = sweep_recipes(request.settings, request.ratios, request.methods, request.output_dir)
     base = plan_run(recipes[0], request.options)
     cuts: dict[tuple[str, int], RunPlan] = {}
     for recipe in recipes:
@@ -79,11 +79,18 @@ def plan_sweep(request: SweepRequest) -> SweepPlan:
         refuse_gradients_beyond_memory(plan)
         cuts[method, keep] = plan
     kept = kept_cuts(base, list(cuts.values()), request.table_only)
-    if not request.table_only:
-        required = sum(plan.cut.output_bytes for plan in cuts.values())
-        refuse_too_little_space(base.output.path, max(0, required - kept.finished_bytes()))
+    _refuse_too_little_space(base, [plan.cut.output_bytes for plan in cuts.values()], kept, request.table_only)
     refuse_statistics_files(base, request.options, needed_by(list(cuts.values())))
     return SweepPlan(base, tuple(cuts.values()), kept)
+
+
+def _refuse_too_little_space(base: RunPlan, sizes: Sequence[int], kept: KeptCuts, table_only: bool) -> None:
+    """Of the cuts that will be there at once, and of what a training writes beside them."""
+    required = max(sizes) if table_only else max(0, sum(sizes) - kept.finished_bytes())
+    refuse_too_little_space(base.output.path, required)
+    if base.training is not None:
+        settings, space = base.training.training, replace(base.training.space, output_bytes=required)
+        space.refuse_too_little(base.training_folder, settings.steps, settings.checkpoint_every)
 
 
 def sweep(request: SweepRequest, console: Console | None = None) -> Sweep:
@@ -177,33 +184,6 @@ def _write(
     if not request.table_only:
         plan.kept.put_into(folder)
     return result
-
-
-def _recipes(request: SweepRequest) -> list[Recipe]:
-    """One a method and ratio.
-
-    Raises:
-        RequestError: a setting is wrong, a method is named twice or tries others, or a ratio removes nothing.
-    """
-    for name, values in (("--ratios", request.ratios), ("--methods", request.methods)):
-        if not values:
-            raise RequestError(f"{name} names none and at least one is needed; separate several with commas.")
-        twice = [value for value in values if values.count(value) > 1]
-        if twice:
-            raise RequestError(f"{name} names {twice[0]} twice; leave one out.")
-    if 0 in request.ratios:
-        raise RequestError("--ratios 0 removes nothing, and the original is measured anyway; give ratios above 0.")
-    selection = request.settings.get("selection", {})
-    recipes = []
-    for method in request.methods:
-        if candidate_methods(method) != (method,):
-            raise RequestError(
-                f"--methods {method} tries several itself; name those instead: {','.join(candidate_methods(method))}."
-            )
-        for ratio in request.ratios:
-            sections = {**request.settings, "selection": {**selection, "method": method, "ratio": ratio}}
-            recipes.append(Recipe.from_settings({**sections, "output_dir": str(request.output_dir)}))
-    return recipes
 
 
 def _plan_of(base: RunPlan, recipe: Recipe, options: RunOptions) -> RunPlan:

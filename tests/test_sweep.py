@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -237,3 +239,12 @@ def test_a_budget_of_state_bytes_through_the_command(
     refused(capsys, [*words, "--target-state-bytes", "1GB"], "takes 4,096 now: nothing would be removed")
     refused(capsys, [*words, "--target-state-bytes", "much"], "selection.target_state_bytes", "'much'")
     refused(capsys, [*words, "--target-state-bytes", "3kB", "--ratio", "0.5"], "give exactly one of ratio")
+
+
+def test_what_the_words_show_is_refused_before_torch_is_imported(tmp_path: Path) -> None:
+    """Half a second instead of several."""
+    requests = [["--ratios", "0"], ["--ratios", "0.5,0.5"], ["--methods", "auto"], ["--device", "tpu"], ["--f", "0.5"]]
+    calls = [["sweep", "--output-dir", str(tmp_path / "out"), *words] for words in requests]
+    code = f"import sys; from compressor.cli import main; print([main(w) for w in {calls!r}], 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[2, 2, 2, 2, 2] False", done.stderr

@@ -13,7 +13,9 @@ import torch
 
 from compressor.cli import main
 from compressor.errors import RequestError
+from compressor.planning import RunOptions
 from compressor.recovery.checkpoints import KEPT
+from compressor.sweeping import SweepRequest, plan_sweep
 from compressor.training_space import TrainingSpace
 from tests.test_interruption import file_size_limit
 from tests.test_pipeline import compress, make_source, make_text
@@ -85,6 +87,33 @@ def test_a_small_disk_is_refused_before_the_training(
     assert not list(small_disk.rglob("checkpoint-*"))
     # One checkpoint has room.
     assert main([*words, "--checkpoint-every", "4"]) == 0
+
+
+def test_a_sweep_that_trains_asks_for_its_checkpoints_beside_all_cuts(
+    cut: Path, small_disk: Path, tmp_path: Path
+) -> None:
+    recovery = {"train": True, "trainable": "mixers", "sequences": 8, "batch_size": 2, "sequence_length": 64}
+    settings = {
+        "model": str(cut.parent / "source"),
+        "selection": {"round_to": 1},
+        "calibration": {"source": str(cut.parent / "text.txt"), "samples": 6, "sequence_length": 80},
+        "recovery": {**recovery, "retrieval_share": 0.0, "checkpoint_every": 1},
+        "export": {"verify": False, "evaluate": False},
+        "runtime": {"device": "cpu"},
+    }
+
+    def request(folder: Path, table_only: bool = False) -> SweepRequest:
+        return SweepRequest(settings, (0.5, 0.75), ("drrqr",), folder / "out", table_only, RunOptions())
+
+    cuts = [plan.cut.output_bytes for plan in plan_sweep(request(tmp_path)).cuts]
+    mixers = 12 * sum(tensor.numel() for name, tensor in read_weights(cut).items() if ".attn" in name)
+    room = sum(cuts) + 3 * mixers - 8_192
+    (small_disk / "other").write_bytes(bytes(shutil.disk_usage(small_disk).free - room))
+    with pytest.raises(RequestError, match=r"room for 3 further checkpoints of .* and for the output of ") as refusal:
+        plan_sweep(request(small_disk))
+    assert f"needs {(sum(cuts) + 3 * mixers) / 1000:.2f} kB" in str(refusal.value)
+    # Cuts of which the figures alone are kept are there one at a time.
+    assert len(plan_sweep(request(small_disk, table_only=True)).cuts) == 2
 
 
 def test_a_last_checkpoint_that_cannot_be_written_costs_no_result(

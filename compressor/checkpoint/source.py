@@ -13,10 +13,11 @@ from compressor.checkpoint.config_file import CONFIG_FILE
 from compressor.checkpoint.layout import SINGLE_FILE, read_weight_map
 from compressor.errors import CompressorError, RequestError, RunError
 
-# Everything a model folder may hold beside weights: config, index, tokenizer, chat template, processor, licence, code.
+# Everything a model folder may hold beside weights: config, index, tokenizer, chat template, processor, licence, code,
+# and the card, whose metadata names the licence.
 _COMPANION_PATTERNS = (
     *("*.json", "*.txt", "*.model", "*.jinja", "*.py", "*.tiktoken", "*.spm", "*.vocab", "*.bpe", "*.yaml"),
-    *("LICEN[CS]E*", "licen[cs]e*", "NOTICE*", "COPYING*", "USAGE*"),
+    *("README.md", "LICEN[CS]E*", "licen[cs]e*", "NOTICE*", "COPYING*", "USAGE*"),
 )
 
 ADAPTER_FILE = "adapter_config.json"

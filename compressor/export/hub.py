@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -186,8 +187,9 @@ def _hub_errors(account: HubAccount, doing: str, remedy: str) -> Iterator[None]:
     except (OSError, HTTPError, RuntimeError, ValueError) as error:
         chain = _causes(error)
         told = _hub_error(chain, doing, remedy, account)
-        hides_token = any(account.token in f"{cause!r} {cause}" for cause in chain)
-        raise told from None if hides_token else error
+        # As --debug prints it, with what was being handled when it was raised.
+        tells_token = account.token in "".join(traceback.format_exception(error))
+        raise told from None if tells_token else error
 
 
 def _causes(error: BaseException) -> list[BaseException]:

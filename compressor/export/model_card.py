@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
-from pathlib import Path
 
 import yaml
+
+from compressor.export.base_card import TEXT_GENERATION, BaseLicense
 
 # Both families load through transformers' Auto classes, and the Hub has no library of fla's.
 _LIBRARY = "transformers"
 _FLA_TAG = "flash-linear-attention"
-_FRONT_MATTER = re.compile(r"---\n(.*?)\n---(?:\n|$)", re.DOTALL)
 _UNKNOWN = "not measured"
 # What stands for the checkpoint's place in the commands of engines, and the line of Python that names it.
 _PLACE = "MODEL"
@@ -20,15 +20,6 @@ _PLACE_NOTE = f"{_PLACE} stands for the path of this folder, or its id on the Hu
 _NAME_NOTE = "# the path of this folder, or its id on the Hub"
 _NAME_LINE = re.compile(rf"^name = \".*\"  {re.escape(_NAME_NOTE)}$", re.MULTILINE)
 _ENGINES = re.compile(r"^## Engines\n.*?(?=^## |\Z)", re.MULTILINE | re.DOTALL)
-
-
-@dataclass(frozen=True)
-class BaseLicense:
-    """The Hub's licence fields: an identifier such as `apache-2.0`, or `other` with a name and a link."""
-
-    identifier: str
-    name: str | None
-    link: str | None
 
 
 @dataclass(frozen=True)
@@ -40,7 +31,7 @@ class ModelCardFacts:
     where nothing was measured. `needs_fla` is for families whose classes flash-linear-attention
     registers. `engine_notes` (`MODEL` in them is the checkpoint) and `versions` (name, version) are printed one a
     line. `calibration_retrieval_share` is the share of the calibration sequences that are retrieval
-    prompts instead of text.
+    prompts instead of text, `pipeline_tag` the Hub's name of the task.
     """
 
     model_name: str
@@ -75,26 +66,7 @@ class ModelCardFacts:
     versions: tuple[tuple[str, str], ...]
     calibration_retrieval_share: float = 0.0
     loading_note: str = ""
-
-
-def read_license(source: Path) -> BaseLicense | None:
-    """The licence that the metadata of the README.md in `source` names; None where it names none that can be read."""
-    try:
-        text = (source / "README.md").read_bytes().decode("utf-8-sig", "replace").replace("\r\n", "\n")
-    except FileNotFoundError:
-        return None
-    match = _FRONT_MATTER.match(text)
-    if match is None:
-        return None
-    try:
-        # Builds strings, lists and mappings only.
-        metadata = yaml.load(match.group(1), Loader=yaml.BaseLoader)
-    except yaml.YAMLError:
-        return None
-    if not isinstance(metadata, dict):
-        return None
-    identifier, name, link = (_text_or_none(metadata.get(key)) for key in ("license", "license_name", "license_link"))
-    return None if identifier is None else BaseLicense(identifier, name, link)
+    pipeline_tag: str = TEXT_GENERATION
 
 
 def render_model_card(facts: ModelCardFacts) -> str:
@@ -135,7 +107,7 @@ def _metadata(facts: ModelCardFacts) -> dict[str, object]:
         if facts.license.link is not None:
             metadata["license_link"] = facts.license.link
     metadata["library_name"] = _LIBRARY
-    metadata["pipeline_tag"] = "text-generation"
+    metadata["pipeline_tag"] = facts.pipeline_tag
     tags = ["linear-attention", "state-compression", "pruning", facts.model_type]
     metadata["tags"] = [*tags, _FLA_TAG] if facts.needs_fla else tags
     return metadata
@@ -285,9 +257,3 @@ def _line(text: str) -> str:
 
 def _code(text: str) -> str:
     return f"`{' '.join(text.split()).replace('`', chr(39))}`"
-
-
-def _text_or_none(value: object) -> str | None:
-    if isinstance(value, list) and len(value) == 1:
-        value = value[0]
-    return value if isinstance(value, str) and value else None

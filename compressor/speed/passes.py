@@ -39,6 +39,16 @@ def prefill_work(model: PreTrainedModel, batch: int, length: int, seed: int, dev
     return Work(call)
 
 
+@torch.no_grad()
+def has_finite_logits(model: PreTrainedModel, length: int, device: torch.device) -> bool | None:
+    """Whether the logits behind a prompt of `length` tokens are all numbers; None where the pass itself fails."""
+    try:
+        logits, _ = next_logits(model, None, draw_tokens(model, (1, length), 0, device))
+    except MEASURING_ERRORS:
+        return None
+    return bool(logits.isfinite().all())
+
+
 def mixer_input(model: PreTrainedModel, batch: int, length: int, seed: int, device: torch.device) -> Tensor:
     """Standard normal hidden states [B, T, hidden_size], as behind a norm, in the dtype of the model."""
     size: int = model.config.get_text_config(decoder=True).hidden_size

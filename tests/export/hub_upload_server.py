@@ -18,6 +18,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+TOKEN = "hf_" + "Abc123" * 5
 Answer = tuple[int, bytes, dict[str, str]]
 
 
@@ -36,8 +37,8 @@ class UploadHub:
 
     `storage` has the large files by SHA-256, `parts` those that are not whole yet. Files of more than `part_bytes` go
     in parts. `stored` lists what was put into the storage in order. Where `stall_after` such requests were answered,
-    the next one waits for `release`, with `stalled` set, and is not answered. `refuse_put` answers 403 to all of them.
-    `texts` has every request but its authorization header.
+    the next one waits for `release`, with `stalled` set, and is not answered. `refuse_put` answers 403 to all of them,
+    `refuse_create` to who makes a repository, with `refusal`. `texts` has every request but its authorization header.
     """
 
     token: str
@@ -45,6 +46,7 @@ class UploadHub:
     stall_after: int | None = None
     refuse_put: bool = False
     refuse_create: bool = False
+    refusal: str = "You don't have the rights to create a model under this namespace"
     repositories: dict[str, Repository] = field(default_factory=dict)
     storage: dict[str, bytes] = field(default_factory=dict)
     parts: dict[tuple[str, int], bytes] = field(default_factory=dict)
@@ -161,7 +163,7 @@ def _api(hub: UploadHub, method: str, path: str, body: bytes) -> Answer:
 def _create(hub: UploadHub, request: Mapping[str, Any]) -> Answer:
     name = f"{request['organization']}/{request['name']}"
     if hub.refuse_create:
-        return _refused(403, "You don't have the rights to create a model under this namespace")
+        return _refused(403, hub.refusal)
     place = {"url": f"{hub.endpoint}/{name}", "name": name}
     if name in hub.repositories:
         return 409, json.dumps(place | {"error": "You already created this model repo"}).encode(), {}

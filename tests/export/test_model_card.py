@@ -9,13 +9,8 @@ import torch
 import yaml
 from huggingface_hub import ModelCard
 
-from compressor.export.model_card import (
-    BaseLicense,
-    ModelCardFacts,
-    card_of_repository,
-    read_license,
-    render_model_card,
-)
+from compressor.export.base_card import BaseLicense, read_license, read_pipeline_tag
+from compressor.export.model_card import ModelCardFacts, card_of_repository, render_model_card
 from tests.tiny_models import save_tiny, save_tiny_tokenizer
 
 FACTS = ModelCardFacts(
@@ -224,6 +219,19 @@ def test_the_licence_of_the_base(tmp_path: Path, readme: str, expected: BaseLice
 
 def test_no_readme_no_licence(tmp_path: Path) -> None:
     assert read_license(tmp_path) is None
+    assert read_pipeline_tag(tmp_path) == "text-generation"
+
+
+def test_the_task_is_that_of_the_base(tmp_path: Path) -> None:
+    for line, expected in (
+        ("pipeline_tag: image-text-to-text", "image-text-to-text"),
+        ("license: mit", "text-generation"),
+        ("pipeline_tag: {a: b}", "text-generation"),
+    ):
+        (tmp_path / "README.md").write_text(f"---\n{line}\n---\n")
+        assert read_pipeline_tag(tmp_path) == expected
+    card = render_model_card(dataclasses.replace(FACTS, pipeline_tag="image-text-to-text"))
+    assert ModelCard(card).data.to_dict()["pipeline_tag"] == "image-text-to-text"
 
 
 def test_our_own_card_passes_the_licence_on(tmp_path: Path) -> None:

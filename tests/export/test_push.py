@@ -9,18 +9,16 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from huggingface_hub import ModelCard, constants, snapshot_download
 
 from compressor.cli import main
-from tests.export.hub_upload_server import Repository, UploadHub, taking_uploads
+from tests.export.hub_upload_server import TOKEN, Repository, UploadHub
 from tests.test_pipeline import compress, make_source, make_text
 from tests.tiny_models import edit_config, read_weights, write_weights
 
-TOKEN = "hf_" + "Abc123" * 5
 REPO = "someone/half"
 # huggingface_hub's own call of its HTTP library.
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>' to upload raw bytes:DeprecationWarning")
@@ -39,21 +37,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 @pytest.fixture
 def folder(folders: tuple[Path, Path], tmp_path: Path) -> Path:
     return Path(shutil.copytree(folders[1], tmp_path / "copy"))
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[UploadHub]:
-    """A Hub that the client of this process uses, with a token that it takes."""
-    with taking_uploads(UploadHub(TOKEN)) as served:
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "absent"))
-        monkeypatch.setattr(constants, "ENDPOINT", served.endpoint)
-        monkeypatch.setattr(
-            constants, "HUGGINGFACE_CO_URL_TEMPLATE", served.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
-        )
-        monkeypatch.setenv("HF_TOKEN", TOKEN)
-        yield served
 
 
 def hashes(folder: Path) -> dict[str, str]:
@@ -120,15 +103,17 @@ def test_an_upload_that_died_goes_on(
     hub.stall_after = 1
     environment = os.environ | {
         "HF_ENDPOINT": hub.endpoint, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1",
-        "HF_HOME": str(tmp_path / "home"),
+        "HF_HOME": str(tmp_path / "home"), "HF_DEBUG": "1",
     }  # fmt: skip
-    command = [sys.executable, "-m", "compressor", "push", str(folder), REPO]
+    command = [sys.executable, "-m", "compressor", "push", str(folder), REPO, "--debug"]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
         assert hub.stalled.wait(timeout=120)
         child.send_signal(kill)
         output, errors = child.communicate(timeout=60)
     assert child.returncode == status, errors
     assert (kill is signal.SIGINT) == (b"goes on where it stopped" in errors)
+    # The client logs its requests.
+    assert b"Request" in errors
     home = [path for path in (tmp_path / "home").rglob("*") if path.is_file()]
     assert not any(TOKEN.encode() in text for text in (output, errors, *(path.read_bytes() for path in home)))
     assert len(hub.storage) == 1
@@ -264,6 +249,7 @@ def test_a_run_pushes_its_result(
     assert compress(folders[0], output, make_text(tmp_path), *options) == 0
     assert f"pushed: {hub.endpoint}/{REPO}" in capsys.readouterr().out
     assert hub.repositories[REPO].private
+    assert not any(TOKEN.encode() in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
     expect_same(hub, output, tmp_path)
     hub.refuse_put = True
     hub.storage.clear()

@@ -12,7 +12,7 @@ import compressor.loading
 from compressor.bench_command import BenchSection, checked_sources
 from compressor.cli import main
 from compressor.errors import RequestError
-from tests.tiny_models import save_tiny
+from tests.tiny_models import read_weights, save_tiny, write_weights
 
 FAST = ["--device", "cpu", "--prompt-length", "8", "--prefill-lengths", "16", "--steps", "2", "--warm-up", "1"]
 
@@ -58,6 +58,25 @@ def test_a_model_against_a_baseline(
     assert all(cell["seconds"] > 0 and len(cell["rounds"]) == 2 for cell in result["cells"])
     assert result["settings"]["steps"] == 2
     assert result["environment"]["versions"]["torch"] == torch.__version__
+
+
+def test_a_model_whose_logits_are_no_numbers_is_told(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its times look like any other's."""
+    broken, output = save_tiny("gated_deltanet", tmp_path / "broken"), tmp_path / "bench.json"
+    weights = read_weights(broken)
+    name = next(name for name in weights if name.endswith("norm.weight"))
+    write_weights(broken, weights | {name: torch.full_like(weights[name], torch.nan)})
+    words = ["bench", str(broken), "--baseline", str(model), *FAST, "--batch-sizes", "1", "--repeats", "1"]
+    assert main([*words, "--output", str(output)]) == 0
+    printed = capsys.readouterr().out
+    message = "warning: broken gives logits that are NaN or infinite; it is measured as it is, and what is measured "
+    assert printed.count(message + "answers nothing: check its weights, or give --dtype float32.\n") == 2
+    assert "warning: dense" not in printed
+    result = json.loads(output.read_text())
+    assert [(each["name"], each["finite_logits"]) for each in result["models"]] == [("dense", True), ("broken", False)]
+    assert all(cell["seconds"] > 0 for cell in result["cells"])
 
 
 @pytest.mark.parametrize(
