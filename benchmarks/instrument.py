@@ -1,9 +1,10 @@
-"""Is the evaluation a sound instrument? Dense scores, spread over batch sizes, order under random pruning.
+"""Is the evaluation a sound instrument? Dense scores, spread over settings that should not matter, random pruning.
 
     python -m benchmarks.instrument MODEL... --text ../shared/text/test_prose.txt --output docs/results/instrument.json
 
 Each model is asked `--samples` prompts a task of `--length` tokens, teacher-forced: as it is, with other batch sizes,
-and with its key/query channels zeroed but for a random subset (nested: every smaller subset lies in the greater ones).
+with a tokenizer that pads on the left, in other dtypes, and with its key/query channels zeroed but for a random subset
+(nested: every smaller subset lies in the greater ones).
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=1536)
     parser.add_argument("--samples", type=int, default=96)
     parser.add_argument("--batch-sizes", type=int, nargs="*", default=[16, 7, 1], help="the first is the reference")
-    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--padding-sides", nargs="+", default=["right", "left"], help="of the tokenizer")
+    parser.add_argument("--dtype", nargs="+", default=["auto"], help="the first is the reference")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path)
@@ -55,23 +57,37 @@ def measure_model(name: str, arguments: argparse.Namespace) -> list[dict[str, An
     """One row a variant."""
     source = open_source(open_model(name, None))
     device = resolve_device(arguments.device)
-    dtype = resolve_dtype(arguments.dtype, device, source.architecture)
-    model = load_model(source.architecture, source.folder, source.checkpoint.raw_config, dtype, device)
+    model, *others = (
+        load_model(source.architecture, source.folder, source.checkpoint.raw_config, dtype, device)
+        for dtype in (resolve_dtype(name, device, source.architecture) for name in arguments.dtype)
+    )
+    sides = arguments.padding_sides
+    material = make_variant(source, arguments, sides[0])
+    setting: dict[str, Any] = {"batch_size": material.batch_size, "padding_side": sides[0], "share": 1.0}
+    rows = []
+    for batch_size in arguments.batch_sizes:
+        variant = replace(material, batch_size=batch_size)
+        rows.append(_row(source, model, variant, nullcontext(), setting | {"batch_size": batch_size}))
+    for side in sides[1:]:
+        variant = make_variant(source, arguments, side)
+        rows.append(_row(source, model, variant, nullcontext(), setting | {"padding_side": side}))
+    rows += [_row(source, other, material, nullcontext(), setting) for other in others]
+    for share in SHARES:
+        cut = random_cut(source, model, share, arguments.seed)
+        rows.append(_row(source, model, material, cut, setting | {"share": share}))
+    return rows
+
+
+def make_variant(source: Source, arguments: argparse.Namespace, padding_side: str) -> Material:
+    """The texts and prompts as a tokenizer makes them that pads on that side."""
     section = EvaluationSection(
         suite="full", tasks=arguments.tasks, lengths=[arguments.length], samples=arguments.samples,
         mode="teacher-forced", texts=arguments.text, windows=64, batch_size=arguments.batch_sizes[0],
     )  # fmt: skip
     tokenizer = load_tokenizer(source.folder, trust_remote_code=False)
+    tokenizer.padding_side = padding_side
     plan = plan_evaluation(section, source.config, tokenizer, arguments.seed, arguments.text)
-    material = make_material(plan, (), "", lambda prompts: None)
-    rows = []
-    for batch_size in arguments.batch_sizes:
-        variant = replace(material, batch_size=batch_size)
-        rows.append(_row(source, model, variant, nullcontext(), {"batch_size": batch_size, "share": 1.0}))
-    for share in SHARES:
-        cut = random_cut(source, model, share, arguments.seed)
-        rows.append(_row(source, model, material, cut, {"batch_size": material.batch_size, "share": share}))
-    return rows
+    return make_material(plan, (), "", lambda prompts: None)
 
 
 def random_cut(source: Source, model: PreTrainedModel, share: float, seed: int) -> AbstractContextManager[None]:
@@ -92,7 +108,7 @@ def _row(
     model: PreTrainedModel,
     material: Material,
     change: AbstractContextManager[None],
-    setting: Mapping[str, float],
+    setting: Mapping[str, Any],
 ) -> dict[str, Any]:
     tokenizer = load_tokenizer(source.folder, trust_remote_code=False)
     with change:

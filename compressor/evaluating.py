@@ -16,6 +16,7 @@ from compressor.errors import RequestError
 from compressor.evaluation.lm_eval_bridge import LmEvalFigures, run_lm_eval
 from compressor.evaluation.lm_eval_tasks import LmEvalTasks
 from compressor.evaluation.measure import Material, Measured, compare, measure
+from compressor.evaluation.nul_characters import nul_notes
 from compressor.evaluation.pairing import differences
 from compressor.evaluation.result_files import SCHEMA, EvaluationFile
 from compressor.evaluation.results import ModelFigures, ModelSource, collect
@@ -96,7 +97,8 @@ def evaluate(request: EvaluationRequest, console: Console | None = None) -> Eval
     baseline = None if other is None else _open(request.baseline, other, device, runtime)
     with reporter.stage("prompts", plan.num_prompts, "prompts") as advance:
         material = make_material(plan, (), "", advance)
-    notes = (*(() if note is None else (note,)), *plan.notes, *material.notes)
+    damaged = nul_notes(material.texts, tokenizer)
+    notes = (*(() if note is None else (note,)), *plan.notes, *material.notes, *damaged)
     for line in notes:
         reporter.say(f"note: {line}")
     figures = _measure(model, baseline, tokenizer, material, plan, reporter)

@@ -61,17 +61,22 @@ def _place(
 def _weight_places(
     index: TensorIndex, skeleton: PreTrainedModel, model: PreTrainedModel, folder: Path
 ) -> dict[str, dict[str, Any]]:
-    """Parameter of the model -> the file, the name in it, and the dtype to read it in."""
+    """Parameter of the model -> the file, the name in it, and the dtype to read it in.
+
+    Layers that share a block, as in Zamba2, have its parameters by several names, of which the files hold one.
+    """
     names: Mapping[str, str] = {target: name for name, target in compare_with_skeleton(index, skeleton).items()}
-    places = {}
-    for parameter, value in model.named_parameters():
+    places: dict[str, dict[str, Any]] = {}
+    first_names: dict[int, str] = {}
+    for name, value in model.named_parameters(remove_duplicate=False):
+        parameter = first_names.setdefault(id(value), name)
         written = folder / f"{parameter}.safetensors"
         stored = (written, parameter) if written.exists() else None
         if stored is None and parameter in names:
             stored = (index.entries[names[parameter]].file, names[parameter])
         if stored is not None:
             dtype = str(value.dtype).removeprefix("torch.")
-            places[parameter] = {"safetensors_file": str(stored[0]), "weight_name": stored[1], "dtype": dtype}
+            places[name] = {"safetensors_file": str(stored[0]), "weight_name": stored[1], "dtype": dtype}
     return places
 
 

@@ -117,6 +117,7 @@ def test_each_says_how_it_is_built_and_run(name: str) -> None:
     tag = "compress:cpu" if name.endswith(".cpu") else "compress"
     file = f"--file {name} " if name.endswith(".cpu") else ""
     assert f"#   docker build {file}--tag {tag} .\n" in text
+    assert f"\n    docker build {file}--tag {tag} .\n" in (ROOT / "docs" / "serving.md").read_text()
     (run,) = re.findall(r"^#   (docker run .*)$", text, re.MULTILINE)
     assert f'--user "$(id -u):$(id -g)" {tag} MODEL' in run
     assert ("--gpus all" in run) == (name == "Dockerfile")

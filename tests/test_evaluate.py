@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from compressor.calibration.tokenizer import load_tokenizer
 from compressor.cli import main
 from compressor.evaluation.result_files import read_models
 from tests.test_interruption import file_size_limit
@@ -61,6 +63,23 @@ def test_batch_size_and_dtype_move_no_score(tmp_path: Path) -> None:
             assert one["scores"] == two["scores"]
         loss, other_loss = (figures["texts"][0]["figures"]["loss"] for figures in (reference, other))
         assert abs(loss["mean"] - other_loss["mean"]) < 0.1 * loss["standard_error"]
+
+
+@pytest.mark.parametrize("mode", ["teacher-forced", "generation"])
+def test_padding_side_moves_nothing(mode: str, tmp_path: Path, demo_model: Path) -> None:
+    """Whichever side a tokenizer pads on, batches are padded on the right or not at all: every figure is the same."""
+    measured = []
+    for side in ("right", "left"):
+        folder = tmp_path / side
+        shutil.copytree(demo_model, folder)
+        settings = json.loads((folder / "tokenizer_config.json").read_text())
+        (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "padding_side": side}))
+        assert load_tokenizer(folder, trust_remote_code=False).padding_side == side
+        measured.append(evaluate(tmp_path / f"{side}.json", "--mode", mode, str(folder))["model"])
+    first, second = measured
+    assert {len(task["scores"]) for task in first["tasks"]} == {4}
+    for name in ("texts", "tasks", "seen", "unseen"):
+        assert first[name] == second[name]
 
 
 def test_generation_agrees_where_there_is_one_answer(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from compressor.verification.stock_load import generation_facts
 from tests.families import random_selection, tiny_tokens
 from tests.recovery.pairs import tiny_pair
 from tests.recovery.test_kernel_width import assert_gradients_of_plain_torch
-from tests.reference.test_gpu_agreement import few_tile_shapes  # noqa: F401
+from tests.reference.test_gpu_agreement import exact_matrix_products, few_tile_shapes  # noqa: F401
 from tests.test_pipeline import make_text
 from tests.tiny_models import save_tiny, save_tiny_tokenizer
 
@@ -39,6 +39,7 @@ DEVICE = "cuda"
 _QWEN = {"hidden_size": 128, "linear_key_head_dim": 64, "linear_value_head_dim": 64}
 _EXPERTS = {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 32}
 _MAMBA2 = {"hidden_size": 128, "head_dim": 64, "state_size": 64}
+_HYBRID = {"hidden_size": 128, "mamba_d_head": 64, "mamba_d_state": 64}
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "gated_deltaproduct": {"hidden_size": 128, "head_dim": 64},
     "kda": {"hidden_size": 128, "head_dim": 64},
@@ -49,6 +50,13 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "qn": _QWEN,
     "q35_experts": _QWEN | _EXPERTS,
     "oh": _QWEN,
+    "bamba": _HYBRID,
+    "granite": _HYBRID,
+    "nh": {"hidden_size": 128, "mamba_head_dim": 64, "ssm_state_size": 64},
+    # With a norm in the mixer it is refused before transformers 5.23.
+    "falcon_h1": _HYBRID | {"mamba_d_ssm": 256, "mamba_rms_norm": False},
+    # Large random weights multiply rounding errors from layer to layer.
+    "zamba2": {"hidden_size": 128, "mamba_d_state": 64, "initializer_range": 0.14},
 }
 LENGTHS = (40, 300)
 """Of prompts that fla's layers read token by token, and in chunks."""

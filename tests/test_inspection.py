@@ -12,12 +12,12 @@ import pytest
 from compressor.cli import main
 from compressor.inspection import inspect_model, inspection_tables
 from tests.architectures.test_cut import cut
-from tests.families import SUPPORTED_VARIANTS, open_tiny, random_selection
+from tests.families import MAMBA2_HYBRIDS, SUPPORTED_VARIANTS, open_tiny, random_selection
 from tests.test_hub_model import fake_cache
 from tests.tiny_models import read_weights, save_tiny
 
 
-@pytest.mark.parametrize("name", SUPPORTED_VARIANTS)
+@pytest.mark.parametrize("name", [*SUPPORTED_VARIANTS, *MAMBA2_HYBRIDS])
 def test_what_is_said_to_be_cut_is_what_a_cut_changes(name: str, tmp_path: Path) -> None:
     tiny = open_tiny(save_tiny(name, tmp_path / "source"))
     inspection = inspect_model(str(tiny.folder))

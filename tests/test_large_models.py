@@ -25,7 +25,10 @@ WITHOUT_WHOLE_MODELS = ["--no-refit", "--no-evaluate", "--no-verify"]
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize(("name", "method"), [("q35", "drrqr"), ("qw_experts", "s-wanda"), ("delta_net", "energy")])
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [("q35", "drrqr"), ("qw_experts", "s-wanda"), ("delta_net", "energy"), ("m2", "s-wanda"), ("zamba2", "energy")],
+)
 def test_a_run_in_low_memory_gives_the_same_folder(name: str, method: str, tmp_path: Path) -> None:
     source, text = make_source(name, tmp_path / "source", torch.bfloat16, shards="20KB"), make_text(tmp_path)
     options = [*WITHOUT_WHOLE_MODELS, "--method", method, "--batch-size", "4"]

@@ -73,7 +73,8 @@ class FlaMamba2(Mamba2Layout):
     epsilon_field: ClassVar[str] = "norm_eps"
     loading_note: ClassVar[str] = (
         "It was written for fla's Mamba-2: without `import fla` the Auto classes take transformers' class of the same "
-        "name, which reads other config fields."
+        "name, which reads other config fields. In bfloat16 or float16, call `model.to(model.dtype)` behind the lines "
+        "above: with `residual_in_fp32`, the default, fla 0.6 loads norms in float32, and its layers cannot run so."
     )
 
     def import_stock_classes(self) -> None:

@@ -42,7 +42,7 @@ class OffloadedModel:
 
 
 def layer_stack(model: nn.Module, mixers: Sequence[Mixer]) -> str:
-    """Path of the list of decoder layers, in which every one of `mixers` is the child of a layer.
+    """Path of the list of decoder layers, in which every one of `mixers` lies within a layer.
 
     Raises:
         RunError: the model has no such list.
@@ -58,5 +58,8 @@ def layer_stack(model: nn.Module, mixers: Sequence[Mixer]) -> str:
 
 
 def block_of(mixer: Mixer) -> str:
-    """Path of the decoder layer of a mixer."""
-    return mixer.module.rpartition(".")[0]
+    """Path of the decoder layer of a mixer, which may lie deeper in it than as its child, as in Zamba2."""
+    path = mixer.module.rpartition(".")[0]
+    while path and not path.rpartition(".")[2].isdecimal():
+        path = path.rpartition(".")[0]
+    return path

@@ -1,7 +1,12 @@
-"""Figures as a person reads them: rows of words, without a library that draws them."""
+"""Figures as a person reads them: rows of words, without a library that draws them.
+
+Where all prompts of a task agree there is no spread to take a standard error from, and a 0 would claim certainty. The
+error that is printed then is "<1/n": what the standard error of n prompts would be had one of them differed wholly.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from compressor.evaluation.pairing import (
@@ -26,10 +31,11 @@ def model_rows(figures: ModelFigures) -> Iterator[tuple[str, str, str]]:
     for text in figures.texts:
         yield from _text_rows(text)
     for task in figures.tasks:
-        yield _task_label(task), _share(task.score), _share_error(task.score)
-    for label, score in ((_MEMORY[True], figures.seen), (_MEMORY[False], figures.unseen)):
+        yield _task_label(task), _share(task.score), _share_error(task.score, [task])
+    for seen, score in ((True, figures.seen), (False, figures.unseen)):
         if score is not None:
-            yield label, _share(score), _share_error(score)
+            asked = [task for task in figures.tasks if task.seen == seen]
+            yield _MEMORY[seen], _share(score), _share_error(score, asked)
     yield from _lm_eval_rows(figures)
 
 
@@ -134,8 +140,8 @@ def _asked(model: ModelFigures, kind: str) -> list[str]:
 def _task_comparison(one: TaskFigures | None, other: TaskFigures | None) -> Row:
     change = task_difference(one, other)
     label = "".join(_task_label(task) for task in ((one,) if other is None else (other,)) if task is not None)
-    if change is not None:
-        return _change_row(change, label, "%")
+    if change is not None and one is not None:
+        return _change_row(change, label, "%", _error_of_one_prompt([one]))
     old, new = (NOT_MEASURED if task is None else _share(task.score) for task in (one, other))
     return label, old, new, ""
 
@@ -145,7 +151,9 @@ def _memory(before: ModelFigures, after: ModelFigures) -> Iterator[Row]:
         mean = memory_difference(before, after, seen)
         if mean is not None:
             some = f" ({mean.common} of {mean.total} in common)" if mean.common < mean.total else ""
-            yield _change_row(mean.change, label + some, "%")
+            pairs = matched_tasks(before, after)
+            asked = [one for one, other in pairs if one is not None and other is not None and other.seen == seen]
+            yield _change_row(mean.change, label + some, "%", _error_of_one_prompt(asked))
 
 
 def _lm_eval_comparison(before: ModelFigures, after: ModelFigures) -> Iterator[Row]:
@@ -158,9 +166,12 @@ def _lm_eval_comparison(before: ModelFigures, after: ModelFigures) -> Iterator[R
             yield label, old.get(label, NOT_MEASURED), new.get(label, NOT_MEASURED), ""
 
 
-def _change_row(change: Difference, label: str, unit: str) -> Row:
+def _change_row(change: Difference, label: str, unit: str, bound: float | None = None) -> Row:
+    """`bound` is what is said of a standard error of 0; None where equal values are no accident."""
     scale, form = (100, ".1f") if unit else (1, ".4f")
     error = "" if change.standard_error is None else f" ± {scale * change.standard_error:{form}}"
+    if change.standard_error == 0 and bound is not None:
+        error = f" ± <{scale * bound:{form}}"
     paired = "" if change.paired else " (unpaired)"
     before, after = (f"{scale * value:{form}}{unit}" for value in (change.before, change.after))
     return label, before, after, f"{scale * change.difference:+{form}}{error}{paired}"
@@ -202,5 +213,16 @@ def _share(score: Score) -> str:
     return f"{score.mean:.1%}"
 
 
-def _share_error(score: Score) -> str:
-    return "" if score.standard_error is None else f"{score.standard_error:.1%}"
+def _share_error(score: Score, tasks: Sequence[TaskFigures]) -> str:
+    """`tasks` are those that the score is the mean of."""
+    if score.standard_error is None:
+        return ""
+    return f"{score.standard_error:.1%}" if score.standard_error else f"<{_error_of_one_prompt(tasks):.1%}"
+
+
+def _error_of_one_prompt(tasks: Sequence[TaskFigures]) -> float:
+    """Standard error of the mean over tasks of which each has one prompt that is 1 while its others are 0.
+
+    Of n values so: mean 1/n, variance 1/n, standard error 1/n.
+    """
+    return math.hypot(*(1 / len(task.scores) for task in tasks)) / len(tasks)

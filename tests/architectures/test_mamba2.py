@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,12 +17,14 @@ from compressor.architectures.base import RecurrenceTap
 from compressor.architectures.family import FLA_MAMBA2, family_of
 from compressor.architectures.mamba2 import FlaMamba2, Mamba2
 from compressor.architectures.registry import architecture_of
+from compressor.cli import main
 from compressor.errors import RequestError
 from compressor.preparation import open_model, open_source, plan_cut
 from compressor.recipe import Recipe
 from compressor.recovery.student import StudentSettings, check_student_settings
 from compressor.writing import write_checkpoint
 from tests.families import WITHOUT_SCALE, open_tiny, random_selection, tiny_checkpoint, tiny_tokens
+from tests.test_pipeline import compress, make_source, make_text
 from tests.tiny_models import edit_config, read_weights, save_tiny, write_weights
 
 
@@ -35,6 +42,65 @@ def test_the_class_is_that_of_the_library_that_wrote_the_checkpoint(name: str, t
         assert type(stock).__module__.startswith(f"{library}.models.mamba2.")
     assert ("import fla" in tiny.architecture.load_line) == (library == "fla")
     assert library in tiny.architecture.loading_note
+
+
+@pytest.mark.parametrize(
+    ("name", "library"), [pytest.param("m2", "transformers", marks=pytest.mark.slow), ("m2_fla", "fla")]
+)
+def test_the_model_card_of_a_verified_cut_loads_it_in_a_clean_process(name: str, library: str, tmp_path: Path) -> None:
+    """With the lines of its Python block, and no others."""
+    source, output = make_source(name, tmp_path / "source"), tmp_path / "out"
+    assert compress(source, output, make_text(tmp_path), "--no-refit", "--no-evaluate") == 0
+    report = json.loads((output / "compression.json").read_text())
+    assert report["verification"]["passed"]
+    assert report["verification"]["oracle_relative_error"] < 1e-4
+    card = (output / "README.md").read_text(encoding="utf-8")
+    assert architecture_of(open_tiny(output).raw_config).loading_note in card
+    (code,) = re.findall(r"## Loading\n\n```python\n(.*?)```", card, re.DOTALL)
+    assert ("import fla" in code) == (library == "fla")
+    code = re.sub(r"^name = .*$", f"name = {str(output)!r}", code, flags=re.MULTILINE)
+    shown = "print(type(model).__module__, model.config.state_size)"
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
+    command = [sys.executable, "-P", "-c", f"{code}\n{shown}"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[-2:] == [f"{library}.models.mamba2.modeling_mamba2", "8"]
+
+
+def test_norms_that_the_card_speaks_of_are_those_that_fla_loads_too_wide(tmp_path: Path) -> None:
+    import fla  # noqa: F401
+    from transformers import AutoModelForCausalLM
+
+    tiny = tiny_checkpoint("m2_fla", tmp_path, torch.bfloat16)  # its CPU backend is on, too
+    assert "call `model.to(model.dtype)` behind the lines above" in tiny.architecture.loading_note
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype="auto")
+    tokens = tiny_tokens(30)[None]
+    with pytest.raises(RuntimeError, match="dtype"):
+        model(input_ids=tokens, use_cache=False)
+    assert model.to(model.dtype)(input_ids=tokens, use_cache=False).logits.dtype == torch.bfloat16
+
+
+@pytest.mark.slow
+def test_a_trained_model(shared_models: Path, tmp_path: Path) -> None:
+    """Exact and certified, and far better than chance; nothing but the state size changes in its config."""
+    words = [str(shared_models / "mamba2-13m"), "--ratio", "0.5", "--device", "cpu", "--calibration", "demo"]
+    words += ["--sequence-length", "512", "--retrieval-share", "0", "--no-refit", "--calibration-samples", "8"]
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("evaluation: {tasks: [niah_single_1], samples: 2}\n")
+    reports = {}
+    for method, options in (("drrqr", []), ("random", ["--no-verify"])):
+        output = str(tmp_path / method)
+        assert main([*words, *options, "--method", method, "--recipe", str(recipe), "--output-dir", output]) == 0
+        reports[method] = json.loads((tmp_path / method / "compression.json").read_text())
+    report = reports["drrqr"]
+    assert report["key_dim"] == {"before": 128, "after": 64}
+    assert report["verification"]["oracle_relative_error"] < 1e-4
+    assert report["verification"]["generation_error"] < 0.05
+    assert max(rho for layer in report["layers"] for rho in layer["max_rho"]) <= 1.5
+    kl = {method: each["evaluation"]["after"]["kl_text"] for method, each in reports.items()}
+    assert 0 < kl["drrqr"] < 0.6 * kl["random"]
+    configs = [json.loads((folder / "config.json").read_text()) for folder in (Path(words[0]), tmp_path / "drrqr")]
+    assert configs[1] == configs[0] | {"state_size": 64}
 
 
 def test_without_a_field_of_either_it_is_the_one_that_needs_no_import() -> None:

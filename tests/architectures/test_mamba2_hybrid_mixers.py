@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,11 @@ import torch
 from torch import Tensor
 
 from compressor.architectures.base import RecurrenceTap
-from compressor.errors import RunError
 from compressor.loading import build_skeleton
-from tests.calibration.test_layerwise import assert_same, in_memory, layerwise, opened
+from compressor.preparation import open_model, open_source
+from tests.calibration.test_layerwise import assert_same, in_memory, layerwise
 from tests.families import MAMBA2_HYBRIDS, tiny_checkpoint, tiny_tokens
-from tests.tiny_models import read_weights
+from tests.tiny_models import read_weights, save_tiny
 
 
 class Seen(RecurrenceTap):
@@ -62,15 +63,23 @@ def test_every_scan_is_seen_once(name: str, tmp_path: Path, monkeypatch: pytest.
         assert tap.shapes == expected(20, 1)
 
 
-@pytest.mark.parametrize("name", [name for name in MAMBA2_HYBRIDS if name != "zamba2"])
-def test_sums_layer_by_layer_are_those_of_the_model_in_memory(name: str, tmp_path: Path) -> None:
-    source = opened(name, tmp_path / "source")
+TWO_SHARED_BLOCKS = {
+    "num_hidden_layers": 5,
+    "layers_block_type": ["linear_attention", "hybrid", "hybrid", "hybrid", "hybrid"],
+    "num_mem_blocks": 2,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides"), [*((name, {}) for name in MAMBA2_HYBRIDS), ("zamba2", TWO_SHARED_BLOCKS)]
+)
+def test_sums_layer_by_layer_are_those_of_the_model_in_memory(
+    name: str, overrides: Mapping[str, Any], tmp_path: Path
+) -> None:
+    """Layers of Zamba2 hold a Mamba-2 layer of their own and a block that others hold too, once in the files."""
+    folder = save_tiny(name, tmp_path / "source", max_shard_size="20KB", overrides=overrides)
+    source = open_source(open_model(str(folder), None))
     assert_same(layerwise(source, tmp_path)[0], in_memory(source))
-
-
-def test_layers_within_layers_are_not_run_one_by_one(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="has no list of decoder layers that holds .*; calibrate without --low-memory"):
-        layerwise(opened("zamba2", tmp_path / "source"), tmp_path)
 
 
 @pytest.mark.parametrize("name", MAMBA2_HYBRIDS)

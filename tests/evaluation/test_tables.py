@@ -73,9 +73,30 @@ def test_a_mean_over_other_forms_stands_in_a_row_of_its_own() -> None:
     table = several_rows([first, model("b", task("vt", 1, 1)), model("c", task("recall", 0, 0))])
     label = f"{SEEN} (1 of 2 in common)"
     assert [row for row in table if row[0] == label] == [
-        [label, "100.0%", "100.0%", "+0.0 ± 0.0", "", ""],
-        [label, "0.0%", "", "", "0.0%", "+0.0 ± 0.0"],
+        [label, "100.0%", "100.0%", "+0.0 ± <50.0", "", ""],
+        [label, "0.0%", "", "", "0.0%", "+0.0 ± <50.0"],
     ]
+
+
+@pytest.mark.parametrize("samples", [2, 24])
+def test_equal_prompts_show_the_error_that_one_other_prompt_would_make(samples: int) -> None:
+    """An error of 0 would claim certainty from however few prompts."""
+    one_apart = statistics.stdev([1.0, *[0.0] * (samples - 1)]) / math.sqrt(samples)
+    same, zero = [1.0] * samples, [0.0] * samples
+    tasks = (task("vt", *same), task("recall", *zero), task("fwe", *same, seen=False))
+    found = rows(model("a", *tasks), model("b", *tasks))
+    assert found["vt at 512, teacher-forced"] == ("100.0%", "100.0%", f"+0.0 ± <{100 * one_apart:.1f}")
+    assert found[SEEN][2] == f"+0.0 ± <{100 * math.hypot(one_apart, one_apart) / 2:.1f}"
+    alone = {label: error for label, _, error in model_rows(model("a", *tasks))}
+    assert alone["recall at 512, teacher-forced"] == alone[UNSEEN] == f"<{one_apart:.1%}"
+    assert alone[SEEN] == f"<{math.hypot(one_apart, one_apart) / 2:.1%}"
+    # One prompt that differs is an error of its own; one prompt alone says nothing at all.
+    other = model("b", task("vt", 0.0, *same[1:]))
+    assert rows(model("a", task("vt", *same)), other)["vt at 512, teacher-forced"][2].endswith(
+        f" ± {100 * one_apart:.1f}"
+    )
+    single = model("a", task("vt", 1.0))
+    assert rows(single, single)["vt at 512, teacher-forced"][2] == "+0.0"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,49 @@
+"""Seconds of an evaluation suite: once with kernels to compile and tune, then `--repeats` times with all of it done.
+
+    python -m benchmarks.evaluation_speed MODEL --suite full --text TEXTS --device cuda --output evaluation_speed.json
+
+Each run loads the model, makes and reads all prompts and texts and scores them, as `compress evaluate` does, in one
+process: Triton keeps what it has tuned only there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.environment import write_result
+from compressor.evaluating import EvaluationRequest, evaluate
+from compressor.recipe import EvaluationSection, RuntimeSection
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    arguments = _parser().parse_args(words)
+    section = EvaluationSection(suite=arguments.suite, texts=[str(path) for path in arguments.text])
+    request = EvaluationRequest(section, RuntimeSection(device=arguments.device), model=arguments.model)
+    seconds = []
+    for _ in range(1 + arguments.repeats):
+        started = time.perf_counter()
+        evaluate(request)
+        seconds.append(round(time.perf_counter() - started, 2))
+        print(f"{seconds[-1]:.1f} s", flush=True)
+        settings = {"model": Path(arguments.model).name, "suite": arguments.suite, "device": arguments.device}
+        result = {"settings": settings, "first_seconds": seconds[0], "seconds": seconds[1:]}
+        write_result(arguments.output, result)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("model")
+    add("--suite", choices=("quick", "full"), default="full")
+    add("--text", nargs="+", type=Path, default=[])
+    add("--device", default="cuda")
+    add("--repeats", type=int, default=1)
+    add("--output", type=Path)
+    return parser
+
+
+if __name__ == "__main__":
+    main()
