@@ -74,7 +74,7 @@ def random_model(device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
     try:
         with device:
             torch.manual_seed(0)
-            model = Qwen3_5ForCausalLM(Qwen3_5TextConfig(**QWEN35_08B))
+            model = Qwen3_5ForCausalLM(Qwen3_5TextConfig.from_dict(QWEN35_08B))
     finally:
         torch.set_default_dtype(previous)
     return model.eval()

@@ -84,7 +84,7 @@ def add_measuring_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_cut_options(parser: argparse.ArgumentParser) -> None:
-    """Which cuts are made, and what `mixed_statistics` reads."""
+    """Which cuts are made, and what `mixed_sequences` reads."""
     parser.add_argument("--ratios", nargs="+", type=float, default=[0.25, 0.5, 0.75], help="shares removed")
     parser.add_argument("--norm-epsilon", nargs="+", default=["keep"], choices=EPSILONS)
     parser.add_argument("--calibration", default="demo", help="text to calibrate on, from the training split")
@@ -139,11 +139,15 @@ def open_bench(source: Source, arguments: argparse.Namespace) -> Bench:
 
 
 def mixed_statistics(bench: Bench, arguments: argparse.Namespace, gradients: bool) -> CalibrationStatistics:
-    """Of text and, for a share of the sequences, retrieval prompts."""
+    """Of `mixed_sequences`."""
+    return collect_statistics(bench, mixed_sequences(bench, arguments), arguments.batch_size, gradients)
+
+
+def mixed_sequences(bench: Bench, arguments: argparse.Namespace) -> Sequence[Tensor]:
+    """Text and, for a share of the sequences, retrieval prompts: int64 [window] each."""
     retrieval = round(arguments.retrieval_share * arguments.samples)
     text = text_sequences(bench, arguments.calibration, arguments.samples - retrieval, arguments.window, arguments.seed)
-    prompts = prompt_sequences(bench, retrieval, arguments.window, arguments.seed)
-    return collect_statistics(bench, interleave(text, prompts), arguments.batch_size, gradients)
+    return interleave(text, prompt_sequences(bench, retrieval, arguments.window, arguments.seed))
 
 
 def text_sequences(bench: Bench, text: str, samples: int, length: int, seed: int) -> tuple[Tensor, ...]:

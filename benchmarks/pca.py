@@ -46,12 +46,14 @@ from benchmarks.rotated_model import (
     refuse_decays_of_channels,
     rotated_weights,
 )
+from benchmarks.selector_cuts import KEYS
 from benchmarks.selector_figures import draw_cuts, print_cuts
-from benchmarks.selectors import KEYS, measure_row
+from benchmarks.selectors import head_figures
 from compressor.architectures.masking import MaskedChannels
 from compressor.errors import RequestError
 from compressor.selecting import stacked_heads
 from compressor.selection.base import HeadStatistics
+from compressor.selection.registry import build_selector
 
 EXACT = "pca-exact"
 FILTERS: Mapping[str, Filters] = {"pca-nearest": nearest_filters, "pca-shared": shared_filters}
@@ -114,13 +116,24 @@ def measure_model(bench: Bench, asked: list[Row], rows: Rows, arguments: argpars
 def measure_method(bench: Bench, heads: HeadStatistics, cut: Row, arguments: argparse.Namespace) -> Row:
     """A rotation also tells, of each head, the share of the activations' squares in the directions that it keeps."""
     if cut["method"] not in ROTATIONS:
-        return measure_row(bench, heads, cut, arguments)
+        return measure_channels(bench, heads, cut, arguments)
     gram = heads.gram("qk")
     directions = principal_directions(gram)
     keep = round(bench.width * (1 - cut["ratio"]))
     figures = measure_rotation(bench, by_layer(bench, directions), cut["method"], keep, cut["norm_epsilon"])
     retained = [float(f"{value:.5g}") for value in retained_squares(gram, directions, keep).tolist()]
     return {"key_dim": keep, **figures, "directions": {"activations": retained}}
+
+
+def measure_channels(bench: Bench, heads: HeadStatistics, cut: Row, arguments: argparse.Namespace) -> Row:
+    """A cut to channels, or the original."""
+    keep = round(bench.width * (1 - cut["ratio"]))
+    if cut["method"] == "dense":
+        return {"key_dim": keep, **measure_cut(bench, None, "keep")}
+    generator = torch.Generator().manual_seed(arguments.seed)
+    choice = build_selector(cut["method"], cut["scoring"], arguments.f).select(heads, keep, generator)
+    figures = measure_cut(bench, by_layer(bench, choice.indices), cut["norm_epsilon"])
+    return {"key_dim": keep, **figures, "heads": head_figures(heads, choice.indices, bench.width)}
 
 
 def measure_rotation(bench: Bench, directions: Directions, method: str, keep: int, epsilon: str) -> Row:

@@ -38,16 +38,13 @@ from benchmarks.cuts import (
     by_layer,
     collect_statistics,
     masked,
-    measure_cut,
+    mixed_sequences,
     open_bench,
-    prompt_sequences,
     supported_models,
-    text_sequences,
     with_gradients,
 )
 from benchmarks.resumable import Budget, Row, Rows, settings_of, stored_rows
-from benchmarks.selector_cuts import FISHER, methods_of, ordered_cuts
-from benchmarks.selector_cuts import KEYS as KEYS
+from benchmarks.selector_cuts import FISHER, KEYS, methods_of, ordered_cuts
 from benchmarks.selector_figures import draw_heads, print_heads
 from benchmarks.selector_measures import Questions, answers, questions
 from benchmarks.selector_refit import projections_put_back, refit_sequences, refitted
@@ -57,12 +54,11 @@ from compressor.calibration.tokens import batches
 from compressor.fisher.progressive import progressive_fisher
 from compressor.fisher.settings import FisherSettings
 from compressor.preparation import Source
-from compressor.retrieval_tokens import interleave
 from compressor.selecting import stacked_heads
 from compressor.selection.base import HeadStatistics
 from compressor.selection.diagnostics import diagnose
 from compressor.selection.registry import build_selector, get_selector_entry
-from compressor.selection.request import SCORINGS, Scoring
+from compressor.selection.request import SCORINGS
 
 NOT_SETTINGS = (
     "results", "models", "only", "methods", "scorings", "ratios", "norm_epsilon", "output", "figure", "heads_figure",
@@ -85,7 +81,7 @@ def main() -> None:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--methods", nargs="+", help="all but auto where none are named")
+    parser.add_argument("--methods", nargs="+", help="all that mean something to the family where none are named")
     parser.add_argument("--scorings", nargs="+", default=list(SCORINGS))
     parser.add_argument("--no-refit", action="store_true", help="measure the cuts before a refit alone")
     parser.add_argument("--memory-prompts", type=int, help="prompts of a task for --memory-methods; as --prompts")
@@ -114,11 +110,7 @@ class Calibration:
     """One calibration for all cuts; backward passes are run when they are first asked for."""
 
     def __init__(self, bench: Bench, arguments: argparse.Namespace) -> None:
-        retrieval = round(arguments.retrieval_share * arguments.samples)
-        text = text_sequences(
-            bench, arguments.calibration, arguments.samples - retrieval, arguments.window, arguments.seed
-        )
-        self.sequences = interleave(text, prompt_sequences(bench, retrieval, arguments.window, arguments.seed))
+        self.sequences = mixed_sequences(bench, arguments)
         self.refit = refit_sequences(self.sequences, arguments.retrieval_share, arguments.batch_size)
         self._bench, self._batch_size = bench, arguments.batch_size
         self._statistics: CalibrationStatistics = collect_statistics(bench, self.sequences, self._batch_size, False)
@@ -184,18 +176,6 @@ def chosen(bench: Bench, data: Calibration, cut: Row, keep: int, arguments: argp
         bench.source.architecture, bench.original, bench.source.mixers, token_batches, keep, FisherSettings(),
         generator, lambda passes: None, epsilon_scaled=scaled,
     ).indices  # fmt: skip
-
-
-def measure_row(bench: Bench, heads: HeadStatistics, cut: Row, arguments: argparse.Namespace) -> Row:
-    """A cut that is chosen from statistics, or the original, without a refit."""
-    keep = round(bench.width * (1 - cut["ratio"]))
-    if cut["method"] == "dense":
-        return {"key_dim": keep, **measure_cut(bench, None, "keep")}
-    scoring: Scoring = cut["scoring"]
-    generator = torch.Generator().manual_seed(arguments.seed)
-    choice = build_selector(cut["method"], scoring, arguments.f).select(heads, keep, generator)
-    figures = measure_cut(bench, by_layer(bench, choice.indices), cut["norm_epsilon"])
-    return {"key_dim": keep, **figures, "heads": head_figures(heads, choice.indices, bench.width)}
 
 
 def head_figures(heads: HeadStatistics, indices: Tensor, width: int) -> dict[str, Any]:

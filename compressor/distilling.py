@@ -223,6 +223,8 @@ def train_folder(
     accelerator = Accelerator(cpu=device.type == "cpu", log_with=plan.section.tracker, project_dir=str(folders.work))
     if plan.section.sequences % plan.section.batch_size:
         reporter.say(f"note: {rounding_note(plan.section)}")
+    if device.type == "cuda":
+        reporter.say("note: the first step compiles and tunes the GPU's kernels, which can take minutes.")
     # The gradients of the first step would wait for a process that is still loading, and with a limit.
     processes.wait_for_all()
     with reporter.stage("training", plan.training.steps * plan.section.batch_size, "sequences") as advance:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from compressor.architectures.base import Mixer, RecurrenceTap
@@ -140,7 +140,7 @@ def _start_betas_at(share: float, model: PreTrainedModel, settings: ModelSetting
     of what the normalised layer reads, and every row of b_proj reads that direction.
     """
     logit = math.log(share / (1 - share))
-    embeddings = model.get_input_embeddings().weight
+    embeddings: Tensor = model.get_parameter("model.embeddings.weight")
     direction = torch.randn(settings.hidden_size).sign()
     embeddings.add_(embeddings.std() * direction)
     mixer_modules(model, settings)[0].b_proj.weight.add_(logit * math.sqrt(2) / settings.hidden_size * direction)

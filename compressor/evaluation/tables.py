@@ -23,6 +23,9 @@ NOT_MEASURED = "not measured"
 Row = tuple[str, str, str, str]
 """(figure, before, after, difference ± standard error)."""
 
+_ROUNDING = 1e-12
+"""Equal values have a standard error of no more than this: the mean of thirds is not a third to the last bit."""
+
 _MEMORY = {True: "memory, forms that calibration may use", False: "memory, unseen forms"}
 
 
@@ -140,8 +143,8 @@ def _asked(model: ModelFigures, kind: str) -> list[str]:
 def _task_comparison(one: TaskFigures | None, other: TaskFigures | None) -> Row:
     change = task_difference(one, other)
     label = "".join(_task_label(task) for task in ((one,) if other is None else (other,)) if task is not None)
-    if change is not None and one is not None:
-        return _change_row(change, label, "%", _error_of_one_prompt([one]))
+    if change is not None and one is not None and other is not None:
+        return _change_row(change, label, "%", _change_of_one_prompt([(one, other)], change.paired))
     old, new = (NOT_MEASURED if task is None else _share(task.score) for task in (one, other))
     return label, old, new, ""
 
@@ -151,9 +154,9 @@ def _memory(before: ModelFigures, after: ModelFigures) -> Iterator[Row]:
         mean = memory_difference(before, after, seen)
         if mean is not None:
             some = f" ({mean.common} of {mean.total} in common)" if mean.common < mean.total else ""
-            pairs = matched_tasks(before, after)
-            asked = [one for one, other in pairs if one is not None and other is not None and other.seen == seen]
-            yield _change_row(mean.change, label + some, "%", _error_of_one_prompt(asked))
+            matched = matched_tasks(before, after)
+            pairs = [(one, other) for one, other in matched if one and other and other.seen == seen]
+            yield _change_row(mean.change, label + some, "%", _change_of_one_prompt(pairs, mean.change.paired))
 
 
 def _lm_eval_comparison(before: ModelFigures, after: ModelFigures) -> Iterator[Row]:
@@ -170,7 +173,7 @@ def _change_row(change: Difference, label: str, unit: str, bound: float | None =
     """`bound` is what is said of a standard error of 0; None where equal values are no accident."""
     scale, form = (100, ".1f") if unit else (1, ".4f")
     error = "" if change.standard_error is None else f" ± {scale * change.standard_error:{form}}"
-    if change.standard_error == 0 and bound is not None:
+    if bound is not None and change.standard_error is not None and change.standard_error < _ROUNDING:
         error = f" ± <{scale * bound:{form}}"
     paired = "" if change.paired else " (unpaired)"
     before, after = (f"{scale * value:{form}}{unit}" for value in (change.before, change.after))
@@ -217,7 +220,9 @@ def _share_error(score: Score, tasks: Sequence[TaskFigures]) -> str:
     """`tasks` are those that the score is the mean of."""
     if score.standard_error is None:
         return ""
-    return f"{score.standard_error:.1%}" if score.standard_error else f"<{_error_of_one_prompt(tasks):.1%}"
+    if score.standard_error < _ROUNDING:
+        return f"<{_error_of_one_prompt(tasks):.1%}"
+    return f"{score.standard_error:.1%}"
 
 
 def _error_of_one_prompt(tasks: Sequence[TaskFigures]) -> float:
@@ -226,3 +231,9 @@ def _error_of_one_prompt(tasks: Sequence[TaskFigures]) -> float:
     Of n values so: mean 1/n, variance 1/n, standard error 1/n.
     """
     return math.hypot(*(1 / len(task.scores) for task in tasks)) / len(tasks)
+
+
+def _change_of_one_prompt(pairs: Sequence[tuple[TaskFigures, TaskFigures]], paired: bool) -> float:
+    """The same of a difference: unpaired, both models have such a prompt."""
+    before, after = (_error_of_one_prompt(tasks) for tasks in zip(*pairs, strict=True))
+    return before if paired else math.hypot(before, after)

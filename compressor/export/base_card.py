@@ -37,7 +37,7 @@ def read_pipeline_tag(source: Path) -> str:
 def _read_metadata(source: Path) -> dict[str, object]:
     try:
         text = (source / "README.md").read_bytes().decode("utf-8-sig", "replace").replace("\r\n", "\n")
-    except FileNotFoundError:
+    except OSError:
         return {}
     match = _FRONT_MATTER.match(text)
     if match is None:
@@ -45,7 +45,8 @@ def _read_metadata(source: Path) -> dict[str, object]:
     try:
         # Builds strings, lists and mappings only.
         metadata = yaml.load(match.group(1), Loader=yaml.BaseLoader)
-    except yaml.YAMLError:
+    # It may be anybody's: yaml lets through what a deep nesting or an escape beyond Unicode raises.
+    except (yaml.YAMLError, RecursionError, OverflowError, ValueError):
         return {}
     return metadata if isinstance(metadata, dict) else {}
 

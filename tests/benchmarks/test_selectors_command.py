@@ -20,7 +20,7 @@ from compressor.evaluation.prompt_sets import make_prompt_sets
 from compressor.preparation import open_model, open_source
 from compressor.prompts.registry import find_task
 from compressor.selection.request import SCORINGS
-from tests.families import tiny_checkpoint, tiny_tokens
+from tests.families import open_tiny, tiny_checkpoint, tiny_tokens
 from tests.tiny_models import save_tiny, save_tiny_tokenizer
 
 SCORED = ("drrqr", "energy", "l1", "s-wanda", "gradient")
@@ -97,9 +97,23 @@ def test_a_budget_counts_what_a_row_of_the_kind_took(monkeypatch: pytest.MonkeyP
     assert Budget(None).allows("dear")
 
 
-@pytest.mark.parametrize("family", ["gated_deltanet", "m2_one_group"])
-def test_a_remembered_model_answers_as_the_model(family: str, tmp_path: Path) -> None:
-    tiny = tiny_checkpoint(family, tmp_path)
+@pytest.mark.parametrize(
+    ("family", "overrides"),
+    [
+        ("gated_deltanet", {}),
+        ("m2_one_group", {}),
+        ("qw", {}),
+        # Their classes scale what the head gives.
+        ("granite", {"logits_scaling": 6.0}),
+        ("falcon_h1", {"lm_head_multiplier": 0.3}),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_remembered_model_answers_as_the_model(
+    family: str, overrides: dict[str, Any], dtype: torch.dtype, tmp_path: Path
+) -> None:
+    tiny = open_tiny(save_tiny(family, tmp_path, overrides=overrides))
+    tiny.model.to(dtype)
     remembered = RememberedModel(tiny.model, tiny.architecture.decoder(tiny.model))
     first, second = (torch.stack([tiny_tokens(20, seed), tiny_tokens(20, seed + 1)]) for seed in (0, 5))
     with torch.inference_mode():

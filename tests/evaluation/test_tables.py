@@ -99,6 +99,23 @@ def test_equal_prompts_show_the_error_that_one_other_prompt_would_make(samples: 
     assert rows(single, single)["vt at 512, teacher-forced"][2] == "+0.0"
 
 
+def test_scores_of_a_third_each_have_no_spread_either() -> None:
+    """Though their mean, rounded, is not a third."""
+    thirds = [1 / 3] * 25
+    found = model("a", task("fwe", *thirds))
+    assert found.tasks[0].score.standard_error != 0
+    assert {error for _, _, error in model_rows(found)} == {"<4.0%"}
+
+
+def test_without_the_same_prompts_each_model_has_one_that_could_differ() -> None:
+    """Two independent errors, of 1/4 and of 1/3."""
+    one, other = model("a", task("vt", 1, 1, 1, 1)), model("b", task("vt", 0, 0, 0))
+    bound = 100 * math.hypot(1 / 4, 1 / 3)
+    found = rows(one, other)
+    assert found["vt at 512, teacher-forced"][2] == f"-100.0 ± <{bound:.1f} (unpaired)"
+    assert found[SEEN][2] == f"-100.0 ± <{bound:.1f} (unpaired)"
+
+
 @pytest.mark.parametrize(
     ("before", "after", "expected"),
     [

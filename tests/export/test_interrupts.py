@@ -63,9 +63,14 @@ def stage(output: Path, before: str = "", inside: str = "time.sleep(60)") -> sub
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # A shell that runs the tests in the background has SIGINT ignored, and children inherit that.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        preexec_fn=as_in_a_terminal,
     )
+
+
+def as_in_a_terminal() -> None:
+    """A shell that runs the tests in the background has SIGINT ignored, `nohup` SIGHUP, and children inherit that."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def line(child: subprocess.Popen[str]) -> str:
@@ -110,6 +115,15 @@ def test_a_handler_of_the_caller_is_kept(tmp_path: Path) -> None:
         assert line(child) == "mine"
         assert line(child) == "done"
     assert listing(tmp_path) == ["out"]
+
+
+def test_a_hang_up_that_nohup_has_ignored_ends_nothing(tmp_path: Path, old: Path) -> None:
+    before = "signal.signal(signal.SIGHUP, signal.SIG_IGN)"
+    with stage(old, before, "signal.raise_signal(signal.SIGHUP)") as child:
+        assert [line(child), line(child)] == ["staged", "done"]
+    assert child.returncode == 0
+    assert listing(tmp_path) == ["out"]
+    assert version(old) == "new"
 
 
 def test_the_default_is_back_afterwards(tmp_path: Path) -> None:

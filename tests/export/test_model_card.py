@@ -222,6 +222,18 @@ def test_no_readme_no_licence(tmp_path: Path) -> None:
     assert read_pipeline_tag(tmp_path) == "text-generation"
 
 
+@pytest.mark.parametrize(
+    "value",
+    ["[" * 5_000, '"\\UFFFFFFFF"', "&a [*a]", "\x00"],
+    ids=["nesting", "escape", "recursion", "NUL"],
+)
+def test_metadata_that_yaml_fails_on_name_nothing(tmp_path: Path, value: str) -> None:
+    """A card from the Hub must not end a run with a traceback: deep nesting and an escape beyond Unicode do in yaml."""
+    (tmp_path / "README.md").write_text(f"---\nlicense: mit\nmodel: {value}\n---\n")
+    assert read_license(tmp_path) is None
+    assert read_pipeline_tag(tmp_path) == "text-generation"
+
+
 def test_the_task_is_that_of_the_base(tmp_path: Path) -> None:
     for line, expected in (
         ("pipeline_tag: image-text-to-text", "image-text-to-text"),
