@@ -22,15 +22,14 @@ def main(words: Sequence[str] | None = None) -> None:
     arguments = _parser().parse_args(words)
     section = EvaluationSection(suite=arguments.suite, texts=[str(path) for path in arguments.text])
     request = EvaluationRequest(section, RuntimeSection(device=arguments.device), model=arguments.model)
+    settings = {"model": Path(arguments.model).name, "suite": arguments.suite, "device": arguments.device}
     seconds = []
     for _ in range(1 + arguments.repeats):
         started = time.perf_counter()
         evaluate(request)
         seconds.append(round(time.perf_counter() - started, 2))
         print(f"{seconds[-1]:.1f} s", flush=True)
-        settings = {"model": Path(arguments.model).name, "suite": arguments.suite, "device": arguments.device}
-        result = {"settings": settings, "first_seconds": seconds[0], "seconds": seconds[1:]}
-        write_result(arguments.output, result)
+        write_result(arguments.output, {"settings": settings, "first_seconds": seconds[0], "seconds": seconds[1:]})
 
 
 def _parser() -> argparse.ArgumentParser:

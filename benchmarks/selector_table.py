@@ -83,7 +83,7 @@ def _key(row: Row) -> tuple[object, ...]:
 
 
 def _cuts_of(rows: Sequence[Row], model: str, dense: Row | None, ratios: Collection[float]) -> Iterator[Row]:
-    """Ratio by ratio, and with a ratio method by method: what should be there, and what is beside it."""
+    """Ratio by ratio, and within a ratio method by method: what should be there, and what is beside it."""
     own = [row for row in rows if row["model"] == model and row["method"] != "dense"]
     asked = [] if dense is None else dense.get("methods", [])
     methods = list(dict.fromkeys([*METHODS, *asked, *(row["method"] for row in own)]))

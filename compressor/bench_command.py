@@ -177,12 +177,13 @@ def _finite_logits(bench: Bench, section: BenchSection, console: Console) -> dic
 
 
 def _tell_broken(console: Console, finite: Mapping[str, bool | None]) -> None:
-    for name in (name for name, answer in finite.items() if answer is False):
-        _say(
-            console,
-            f"warning: {name} gives logits that are NaN or infinite; it is measured as it is, and what is measured "
-            "answers nothing: check its weights, or give --dtype float32.",
-        )
+    for name, is_finite in finite.items():
+        if is_finite is False:
+            _say(
+                console,
+                f"warning: {name} gives logits that are NaN or infinite; it is measured as it is, and what is measured "
+                "answers nothing: check its weights, or give --dtype float32.",
+            )
 
 
 def _print(console: Console, cells: list[Cell], subjects: Any, finite: Mapping[str, bool | None]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -221,10 +221,8 @@ def train_folder(
     student = prepare_student(architecture, model, mixers, plan.student)
     student.take_exact(lambda name: read_tensor(entries[name]))
     accelerator = Accelerator(cpu=device.type == "cpu", log_with=plan.section.tracker, project_dir=str(folders.work))
-    if plan.section.sequences % plan.section.batch_size:
-        reporter.say(f"note: {rounding_note(plan.section)}")
-    if device.type == "cuda":
-        reporter.say("note: the first step compiles and tunes the GPU's kernels, which can take minutes.")
+    for note in _notes(plan, device):
+        reporter.say(f"note: {note}")
     # The gradients of the first step would wait for a process that is still loading, and with a limit.
     processes.wait_for_all()
     with reporter.stage("training", plan.training.steps * plan.section.batch_size, "sequences") as advance:
@@ -249,6 +247,13 @@ def train_folder(
         _tell_of_a_missing_checkpoint(folders.work, result.last.step, reporter)
         _write_trained(plan, student, result, folders)
     return Trained(student.summary(), result.last, plan.training.steps, result.resumed_step)
+
+
+def _notes(plan: TrainingPlan, device: torch.device) -> Iterator[str]:
+    if plan.section.sequences % plan.section.batch_size:
+        yield rounding_note(plan.section)
+    if device.type == "cuda":
+        yield "the first step compiles and tunes the GPU's kernels, which can take minutes."
 
 
 def _on_step(plan: TrainingPlan, advance: Advance, reporter: StageReporter) -> Callable[[StepRecord], None]:

@@ -63,20 +63,23 @@ def _weight_places(
 ) -> dict[str, dict[str, Any]]:
     """Parameter of the model -> the file, the name in it, and the dtype to read it in.
 
-    Layers that share a block, as in Zamba2, have its parameters by several names, of which the files hold one.
+    Tied embeddings, and blocks that layers share, as in Zamba2, have several names, of which the files hold any one.
     """
     names: Mapping[str, str] = {target: name for name, target in compare_with_skeleton(index, skeleton).items()}
+    parameters = list(model.named_parameters(remove_duplicate=False))
+    stored: dict[int, tuple[Path, str]] = {}
+    for name, value in parameters:
+        written = folder / f"{name}.safetensors"
+        if written.exists():
+            stored[id(value)] = (written, name)
+        elif name in names:
+            stored.setdefault(id(value), (index.entries[names[name]].file, names[name]))
     places: dict[str, dict[str, Any]] = {}
-    first_names: dict[int, str] = {}
-    for name, value in model.named_parameters(remove_duplicate=False):
-        parameter = first_names.setdefault(id(value), name)
-        written = folder / f"{parameter}.safetensors"
-        stored = (written, parameter) if written.exists() else None
-        if stored is None and parameter in names:
-            stored = (index.entries[names[parameter]].file, names[parameter])
-        if stored is not None:
+    for name, value in parameters:
+        if id(value) in stored:
+            file, weight_name = stored[id(value)]
             dtype = str(value.dtype).removeprefix("torch.")
-            places[name] = {"safetensors_file": str(stored[0]), "weight_name": stored[1], "dtype": dtype}
+            places[name] = {"safetensors_file": str(file), "weight_name": weight_name, "dtype": dtype}
     return places
 
 

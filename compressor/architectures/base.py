@@ -230,6 +230,10 @@ class Architecture(ABC):
     def decoder(self, model: PreTrainedModel) -> nn.Module:
         """The stack without the language-model head; takes input_ids, attention_mask, use_cache."""
 
+    def logit_factor(self, config: PretrainedConfig) -> float:
+        """What the stock class multiplies by what the head gives of the decoder's hidden states."""
+        return 1.0
+
 
 def head_major_rows(num_heads: int, head_dim: int, offset: int = 0, copies: int = 1) -> Tensor:
     """Rows of a projection that lays heads one after the other: int64 [num_heads, head_dim, copies].

@@ -53,6 +53,9 @@ class GraniteMoeHybrid(Mamba2Hybrid):
     def residual_block(self, config: PretrainedConfig, mixer: Mixer) -> str | None:
         return None
 
+    def logit_factor(self, config: PretrainedConfig) -> float:
+        return 1.0 / config.logits_scaling
+
 
 @final
 class NemotronH(Mamba2Hybrid):
@@ -115,6 +118,10 @@ class FalconH1(Mamba2Hybrid):
 
     def residual_block(self, config: PretrainedConfig, mixer: Mixer) -> str | None:
         return None
+
+    def logit_factor(self, config: PretrainedConfig) -> float:
+        factor: float = config.lm_head_multiplier
+        return factor
 
 
 def refuse_mixed_sequences(config: PretrainedConfig, version: str) -> None:

@@ -53,13 +53,13 @@ class RowReader(Protocol):
 def document_of_row(row: Mapping[str, object], column: str) -> Document | None:
     """The document in `column` of `row`, or in `messages` where there is no such column.
 
-    A usable value is a text with a character that is not white space, or a conversation.
+    A usable value is a text with a character that is neither white space nor NUL, or a conversation.
     """
     if column in row:
         value = row[column]
         if isinstance(value, str):
             text = clean_text(value)
-            return TextDocument((text,)) if text and not text.isspace() else None
+            return TextDocument((text,)) if has_text(text) else None
     else:
         value = row.get(MESSAGES_COLUMN)
     return _conversation(value)
@@ -79,6 +79,11 @@ def clean_text(text: str) -> str:
     """
     text = text.replace("\ufeff", "").replace("\r\n", "\n").replace("\r", "\n")
     return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def has_text(text: str) -> bool:
+    """Whether `text` has a character that is neither white space nor NUL, of which unwritten parts of files consist."""
+    return bool(text.replace("\x00", "").strip())
 
 
 def _conversation(value: object) -> ChatDocument | None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from compressor.calibration.documents import Row, TextDocument, clean_text
+from compressor.calibration.documents import Row, TextDocument, clean_text, has_text
 from compressor.errors import RequestError
 
 CHUNK_BYTES = 1 << 16
@@ -43,14 +43,14 @@ class TextFileChunks:
 
 @dataclass(frozen=True, slots=True)
 class TextFileReader:
-    """A `.txt` file as one row; it has no document where the file is empty or all white space."""
+    """A `.txt` file as one row; it has no document where the file is empty, all white space or all NUL."""
 
     path: Path
     label: str
 
     def rows(self) -> Iterator[Row]:
         chunks = TextFileChunks(self.path)
-        usable = any(chunk and not chunk.isspace() for chunk in chunks)
+        usable = any(has_text(chunk) for chunk in chunks)
         yield Row(self.label, TextDocument(chunks) if usable else None, whole_file=True)
 
 

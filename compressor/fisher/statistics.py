@@ -144,7 +144,7 @@ def masked_divergence(
 
     `kept`: bool [L, H_k, d_k], as many true in every head of a layer.
     """
-    decoder, head = masked.architecture.decoder(masked.model), head_weight(masked.model)
+    decoder, head = masked.architecture.decoder(masked.model), head_weight(masked.model, masked.architecture)
     by_layer = {mixer.layer: kept_indices(kept[position]) for position, mixer in enumerate(masked.mixers)}
     tap = MaskedChannels(by_layer, kept.shape[-1], output_scale)
     counted = torch.zeros(2, dtype=torch.float64, device=head.device)
@@ -207,7 +207,7 @@ def _add_batch(
     uniforms: Tensor,
     is_dense: bool,
 ) -> None:
-    decoder, head = masked.architecture.decoder(masked.model), head_weight(masked.model)
+    decoder, head = masked.architecture.decoder(masked.model), head_weight(masked.model, masked.architecture)
     dense = None
     if not is_dense:
         with torch.no_grad():

@@ -69,7 +69,7 @@ class Objective:
         """`student_states` gives the hidden states of `student`, as `HiddenStates` does."""
         self._student = student
         self.student_states = student_states
-        self._student_head = head_weight(student)
+        self._student_head = head_weight(student, architecture)
         self._device = self._student_head.device
         self._settings = settings
         self._matched = [architecture.output_projection(mixer) for mixer in mixers] if settings.matching_weight else []
@@ -77,7 +77,7 @@ class Objective:
         self._teacher_head: Tensor | None = None
         if teacher is not None:
             self._teacher_states = HiddenStates(architecture.decoder(teacher))
-            self._teacher_head = head_weight(teacher).to(self._device)
+            self._teacher_head = head_weight(teacher, architecture).to(self._device)
 
     def __call__(self, ids: Tensor) -> Loss:
         """`ids`: int64 [B, T] on the student's device; each token but the first of a sequence is predicted."""
@@ -120,8 +120,8 @@ def training_precision(device: torch.device) -> torch.autocast:
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda")
 
 
-def head_weight(model: PreTrainedModel) -> Tensor:
-    """The language-model head [V, d], without gradient.
+def head_weight(model: PreTrainedModel, architecture: Architecture) -> Tensor:
+    """What gives logits of the last hidden states, [V, d] without gradient: the head times the class's own factor.
 
     Raises:
         RequestError: the head is not a linear module without bias.
@@ -132,7 +132,8 @@ def head_weight(model: PreTrainedModel) -> Tensor:
             f"the language-model head of {type(model).__name__} is {head} and must be a linear module without bias "
             "for the distillation loss; recover a model with such a head."
         )
-    return head.weight.detach()
+    factor = architecture.logit_factor(model.config)
+    return head.weight.detach() if factor == 1 else head.weight.detach() * factor
 
 
 @contextmanager

@@ -53,7 +53,7 @@ def loss_gradients(
     model is as it was afterwards. `on_batch` gets the tokens of the batch just done.
     """
     weights = _projection_weights(architecture, model, mixers)
-    decoder = architecture.decoder(model)
+    decoder, head = architecture.decoder(model), head_weight(model, architecture)
     predicted = 0
     with (
         torch.enable_grad(),
@@ -62,7 +62,7 @@ def loss_gradients(
         at_trusted_width(architecture, model, mixers, model.device),
     ):
         for batch in batches:
-            predicted += _backward(model, decoder, batch)
+            predicted += _backward(decoder, head, batch)
             on_batch(batch.num_tokens)
     on_cpu = {path: total.cpu() for path, total in sums.items()}
     query, key = (_channel_rows(architecture, mixers, on_cpu, stream) for stream in STREAMS)
@@ -111,10 +111,10 @@ def _channel_rows(
     )
 
 
-def _backward(model: PreTrainedModel, decoder: nn.Module, batch: Batch) -> int:
+def _backward(decoder: nn.Module, head: Tensor, batch: Batch) -> int:
     """Run the gradient of the summed loss of a batch back; the number of tokens that the sum is over."""
-    ids = batch.input_ids.to(model.device)
-    mask = None if batch.attention_mask is None else batch.attention_mask.to(model.device)
+    ids = batch.input_ids.to(head.device)
+    mask = None if batch.attention_mask is None else batch.attention_mask.to(head.device)
     targets = ids[:, 1:]
     if mask is not None:
         targets = torch.where(mask[:, 1:] & mask[:, :-1], targets, IGNORED)
@@ -124,7 +124,7 @@ def _backward(model: PreTrainedModel, decoder: nn.Module, batch: Batch) -> int:
     hidden = decoder(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state  # [B, T, d]
     loss = distillation_loss(
         student_hidden=hidden[:, :-1].flatten(0, 1),
-        student_head=head_weight(model),
+        student_head=head,
         teacher_hidden=None,
         teacher_head=None,
         targets=targets.flatten(),

@@ -16,7 +16,7 @@ from compressor.loading import build_skeleton
 from compressor.preparation import open_model, open_source
 from tests.calibration.test_layerwise import assert_same, in_memory, layerwise
 from tests.families import MAMBA2_HYBRIDS, tiny_checkpoint, tiny_tokens
-from tests.tiny_models import read_weights, save_tiny
+from tests.tiny_models import read_weights, save_tiny, write_weights
 
 
 class Seen(RecurrenceTap):
@@ -78,6 +78,15 @@ def test_sums_layer_by_layer_are_those_of_the_model_in_memory(
 ) -> None:
     """Layers of Zamba2 hold a Mamba-2 layer of their own and a block that others hold too, once in the files."""
     folder = save_tiny(name, tmp_path / "source", max_shard_size="20KB", overrides=overrides)
+    source = open_source(open_model(str(folder), None))
+    assert_same(layerwise(source, tmp_path)[0], in_memory(source))
+
+
+def test_files_may_hold_tied_embeddings_as_the_head_alone(tmp_path: Path) -> None:
+    folder = save_tiny("granite", tmp_path / "source", overrides={"tie_word_embeddings": True})
+    weights = read_weights(folder)
+    weights["lm_head.weight"] = weights.pop("model.embed_tokens.weight")
+    write_weights(folder, weights)
     source = open_source(open_model(str(folder), None))
     assert_same(layerwise(source, tmp_path)[0], in_memory(source))
 

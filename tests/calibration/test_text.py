@@ -245,6 +245,16 @@ def test_an_empty_source_is_refused(tmp_path: Path, name: str) -> None:
     assert refusal(path) == f"the calibration source {path} is empty; use one that holds text."
 
 
+def test_a_text_of_nul_characters_is_no_text(tmp_path: Path) -> None:
+    """A file whose end was never written is as long as it should be, and all zeros."""
+    (tmp_path / "unwritten.txt").write_bytes(bytes(200_000))
+    assert refusal(tmp_path / "unwritten.txt").endswith("is empty; use one that holds text.")
+    (tmp_path / "rows.jsonl").write_text('{"text":"one"}\n{"text":"\\u0000\\u0000 "}\n{"text":"a\\u0000b"}\n')
+    stream = open_documents(source(tmp_path / "rows.jsonl"))
+    assert texts(stream) == ["one", "a\x00b"]
+    assert stream.problems() == ("1 of 3 rows has no text in 'text' (first: line 2)",)
+
+
 @pytest.mark.parametrize("name", ["text.txt", "text.jsonl", "text.parquet"])
 def test_a_file_that_can_no_longer_be_read_is_refused(tmp_path: Path, name: str) -> None:
     path = tmp_path / name

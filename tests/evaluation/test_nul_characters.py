@@ -13,21 +13,23 @@ LINE = "It is a line of words, and not a long one.\n"
 
 
 @pytest.mark.parametrize(
-    ("name", "content"),
+    ("name", "content", "said"),
     [
-        ("nul.txt", "\x00" * 4000),
-        ("lines.txt", ("\x00" * 30 + "\n") * 100),
-        ("row.jsonl", json.dumps({"text": "\x00" * 4000})),
+        ("nul.txt", "\x00" * 4000, "is empty; use one that holds text."),
+        ("lines.txt", ("\x00" * 30 + "\n") * 100, "is empty; use one that holds text."),
+        ("row.jsonl", json.dumps({"text": "\x00" * 4000}), "has no text in 'text'"),
+        ("begins.txt", "\x00" * 4000 + LINE, "has only NUL characters and white space in the 128 characters"),
     ],
 )
 def test_a_text_of_nothing_else_is_refused(
-    name: str, content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, content: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / name).write_text(content)
     command = ["evaluate", "--device", "cpu", "--tasks", "recall", "--samples", "1", "--text", str(tmp_path / name)]
     assert main([*command, "--windows", "2", "--window-length", "64", "--output", str(tmp_path / "result.json")]) == 2
     captured = capsys.readouterr()
-    assert f"the text {tmp_path / name} has only NUL characters and white space in the 128 characters" in captured.err
+    assert said in captured.err
+    assert str(tmp_path / name) in captured.err
     assert captured.err.count("\n") == 1
     assert not (tmp_path / "result.json").exists()
 
