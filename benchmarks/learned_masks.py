@@ -112,7 +112,8 @@ def soft_top_k(scores: Tensor, keep: int, temperature: float) -> Tensor:
 
 def backward(masked: MaskedModel, ids: Tensor, soft: Tensor, output_scale: float) -> float:
     """KL(dense || masked) of one batch in nats a token, its gradient added to what `soft` [L, H_k, d_k] came from."""
-    decoder, head = HiddenStates(masked.architecture.decoder(masked.model)), head_weight(masked.model)
+    architecture = masked.architecture
+    decoder, head = HiddenStates(architecture.decoder(masked.model)), head_weight(masked.model, architecture)
     with torch.no_grad():
         dense = decoder(ids).flatten(0, 1)
     variables = {mixer.layer: soft[place].expand(len(ids), 1, -1, -1) for place, mixer in enumerate(masked.mixers)}
