@@ -3,8 +3,8 @@
     python -m benchmarks.instrument MODEL... --text ../shared/text/test_prose.txt --output docs/results/instrument.json
 
 Each model is asked `--samples` prompts a task of `--length` tokens, teacher-forced: as it is, with other batch sizes,
-with a tokenizer that pads on the left, in other dtypes, and with its key/query channels zeroed but for a random subset
-(nested: every smaller subset lies in the greater ones).
+in other dtypes, and with its key/query channels zeroed but for a random subset (nested: every smaller subset lies in
+the greater ones).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from compressor.material import make_material, plan_evaluation
 from compressor.preparation import Source, open_model, open_source
 from compressor.recipe import EvaluationSection
 
-SHARES = (0.75, 0.5, 0.25, 0.125)
+DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
 def main() -> None:
@@ -38,9 +38,11 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", default=["niah_single_1", "niah_keys_8", "vt", "cwe", "recall"])
     parser.add_argument("--length", type=int, default=1536)
     parser.add_argument("--samples", type=int, default=96)
-    parser.add_argument("--batch-sizes", type=int, nargs="*", default=[16, 7, 1], help="the first is the reference")
-    parser.add_argument("--padding-sides", nargs="+", default=["right", "left"], help="of the tokenizer")
-    parser.add_argument("--dtype", nargs="+", default=["auto"], help="the first is the reference")
+    parser.add_argument("--batch-sizes", type=int, nargs="+", default=[16, 7, 1], help="the first is the reference")
+    parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=["auto"], help="the first is the reference")
+    parser.add_argument("--shares", type=float, nargs="*", default=[0.75, 0.5, 0.25, 0.125], help="of channels kept")
+    parser.add_argument("--windows", type=int, default=64, help="of each text")
+    parser.add_argument("--window-length", type=int, default=2048)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path)
@@ -61,31 +63,27 @@ def measure_model(name: str, arguments: argparse.Namespace) -> list[dict[str, An
         load_model(source.architecture, source.folder, source.checkpoint.raw_config, dtype, device)
         for dtype in (resolve_dtype(name, device, source.architecture) for name in arguments.dtype)
     )
-    sides = arguments.padding_sides
-    material = make_variant(source, arguments, sides[0])
-    setting: dict[str, Any] = {"batch_size": material.batch_size, "padding_side": sides[0], "share": 1.0}
+    material = make_prompts(source, arguments)
+    setting: dict[str, Any] = {"batch_size": material.batch_size, "share": 1.0}
     rows = []
     for batch_size in arguments.batch_sizes:
         variant = replace(material, batch_size=batch_size)
         rows.append(_row(source, model, variant, nullcontext(), setting | {"batch_size": batch_size}))
-    for side in sides[1:]:
-        variant = make_variant(source, arguments, side)
-        rows.append(_row(source, model, variant, nullcontext(), setting | {"padding_side": side}))
     rows += [_row(source, other, material, nullcontext(), setting) for other in others]
-    for share in SHARES:
+    for share in arguments.shares:
         cut = random_cut(source, model, share, arguments.seed)
         rows.append(_row(source, model, material, cut, setting | {"share": share}))
     return rows
 
 
-def make_variant(source: Source, arguments: argparse.Namespace, padding_side: str) -> Material:
-    """The texts and prompts as a tokenizer makes them that pads on that side."""
+def make_prompts(source: Source, arguments: argparse.Namespace) -> Material:
+    """The texts and prompts that every variant is asked."""
     section = EvaluationSection(
         suite="full", tasks=arguments.tasks, lengths=[arguments.length], samples=arguments.samples,
-        mode="teacher-forced", texts=arguments.text, windows=64, batch_size=arguments.batch_sizes[0],
+        mode="teacher-forced", texts=arguments.text, windows=arguments.windows,
+        window_length=arguments.window_length, batch_size=arguments.batch_sizes[0],
     )  # fmt: skip
     tokenizer = load_tokenizer(source.folder, trust_remote_code=False)
-    tokenizer.padding_side = padding_side
     plan = plan_evaluation(section, source.config, tokenizer, arguments.seed, arguments.text)
     return make_material(plan, (), "", lambda prompts: None)
 
