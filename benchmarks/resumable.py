@@ -8,11 +8,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import UnionType
 from typing import Any
 
-from benchmarks.environment import write_result
+from benchmarks.environment import check_output, write_result
+from compressor.errors import RequestError
 
 Row = dict[str, Any]
+Columns = Mapping[str, type | UnionType]
+"""What a row has, and of which types."""
 
 
 @dataclass(slots=True)
@@ -28,20 +32,22 @@ class Rows:
     rows: list[Row] = field(default_factory=list)
 
     def load(self) -> None:
-        """Raises SystemExit where the file is of other settings."""
+        """Take up what the file holds, and have it known that more can be written.
+
+        Raises:
+            SystemExit: the file is of other settings.
+            RequestError: it is no result file, or cannot be written.
+        """
+        check_output(self.path)
         if self.path is None or not self.path.exists():
             return
-        stored = json.loads(self.path.read_text(encoding="utf-8"))
-        different = sorted(
-            name
-            for name in {*stored["settings"], *self.settings}
-            if stored["settings"].get(name) != self.settings.get(name)
-        )
+        stored = read_result(self.path, dict.fromkeys(self.keys, object))
+        different = different_settings(stored.settings, self.settings)
         if different:
             raise SystemExit(
                 f"{self.path} was measured with another {', '.join(different)}; name another --output to begin anew."
             )
-        self.rows = stored["rows"]
+        self.rows = stored.rows
 
     def measure(self, known_by: Row, work: Callable[[], Row]) -> Row:
         """The stored row, or the one that `work` fills in, with the seconds it took; it is written and printed."""
@@ -89,9 +95,49 @@ def settings_of(arguments: argparse.Namespace, without: Sequence[str]) -> dict[s
     return as_json
 
 
+@dataclass(frozen=True, slots=True)
+class StoredResult:
+    """A result file as it was read."""
+
+    path: Path
+    settings: Mapping[str, Any]
+    rows: list[Row]
+
+
+def read_result(path: Path, columns: Columns, made_by: str = "this benchmark") -> StoredResult:
+    """A result file whose rows all have values of these types under `columns`.
+
+    Raises:
+        RequestError: it has not, or has no rows, or cannot be read.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else f"no JSON: {error}"
+        raise RequestError(f"{path} cannot be read ({reason}); give a result file of {made_by}.") from error
+    rows = content.get("rows") if isinstance(content, dict) else None
+    if not rows or not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise RequestError(f"{path} holds no rows; give a result file of {made_by} that something was measured for.")
+    wrong = [
+        name for name, kind in columns.items() if not all(name in row and isinstance(row[name], kind) for row in rows)
+    ]
+    settings = content.get("settings", {})
+    if wrong or not isinstance(settings, dict):
+        raise RequestError(
+            f"{path} is no result of {made_by}: {', '.join(wrong) or 'settings'} is missing or of another kind; "
+            "give one that is."
+        )
+    return StoredResult(path, settings, rows)
+
+
 def stored_rows(files: Sequence[Path]) -> list[Row]:
-    """The rows of result files, one file after the other."""
-    return [row for file in files for row in json.loads(file.read_text(encoding="utf-8"))["rows"]]
+    """The rows of result files, one file after the other. Raises RequestError as `read_result`."""
+    return [row for file in files for row in read_result(file, {}).rows]
+
+
+def different_settings(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """The names of the settings that are not the same."""
+    return sorted(name for name in {*one, *other} if one.get(name) != other.get(name))
 
 
 def _is_short(value: object) -> bool:

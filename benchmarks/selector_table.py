@@ -4,22 +4,26 @@
         --recovery docs/results/recovery.json --output table.md --figure docs/selectors.png
 
 One line a cut; an arrow leads from before the refit to after it. Perplexity a token of each text; KL(original || cut)
-in nats a token; memory scores in percent, and their paired differences in points with standard errors. After the arrow
-of four million tokens of training stands what benchmarks.recovery measured of the method's cut. What the files lack is
-told to be not measured.
+in nats a token; memory scores in percent, and their paired differences in points with standard errors, "<" before that
+of one prompt where all prompts agree (compressor.evaluation.tables). After the arrow of four million tokens of training
+stands what benchmarks.recovery measured of the method's cut. What the files lack is told to be not measured. Files of
+one model must be measured under the same settings: prompts are paired by their place.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-from collections.abc import Collection, Iterator, Sequence
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from benchmarks.resumable import Row, stored_rows
+from benchmarks.output_files import check_figure, replaced, told_in_one_sentence
+from benchmarks.resumable import Columns, Row, different_settings, read_result
 from benchmarks.selector_cuts import DENSE, FISHER, KEYS, METHODS, made_cuts
 from benchmarks.selector_figures import COLORS
-from benchmarks.selector_measures import Difference, memory_difference
+from benchmarks.selector_measures import memory_difference
+from compressor.errors import RequestError
 from compressor.selection.request import SCORINGS
 
 RATIOS = (0.25, 0.5, 0.75)
@@ -31,8 +35,19 @@ COLUMNS = (
     "model", "removed", "method", "scoring", "epsilon", "perplexity, {texts}", "KL text", "KL prompts", "memory",
     "memory less original's", "memory less drrqr's", "after 4 M tokens: KL text, KL prompts, memory",
 )  # fmt: skip
+NUMBER = int | float
+MEASURED: Columns = {"model": str, "ratio": NUMBER, "method": str, "kl_text": NUMBER, "kl_prompts": NUMBER}
+OF_SELECTORS: Columns = {
+    **MEASURED, "scoring": str, "norm_epsilon": str, "perplexity": dict, "memory": NUMBER | None,
+}  # fmt: skip
+OF_RECOVERY: Columns = {**MEASURED, "variant": str, "memory": NUMBER}
+FREE = ("no_refit", "memory_prompts", "memory_methods", "text", "batch_size", "device")
+"""Settings that say where and how much was measured, and change no figure of a row beyond rounding."""
+ROUNDING = 1e-10
+"""Points: equal values have a standard error of no more than this."""
 
 
+@told_in_one_sentence()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, nargs="+", required=True, help="files of benchmarks.selectors")
@@ -41,15 +56,42 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="write the table there and print it not")
     parser.add_argument("--figure", type=Path)
     arguments = parser.parse_args()
-    rows = merged(stored_rows(arguments.results))
-    recovered = [row for file in arguments.recovery for row in json.loads(file.read_text(encoding="utf-8"))["rows"]]
+    check_figure(arguments.figure)
+    rows = merged(read_rows(arguments.results))
+    recovered = [
+        row for file in arguments.recovery for row in read_result(file, OF_RECOVERY, "benchmarks.recovery").rows
+    ]
     table = markdown(rows, recovered, arguments.ratios)
     if arguments.output is None:
         print(table)
     else:
-        arguments.output.write_text(table, encoding="utf-8")
+        with replaced(arguments.output) as partial:
+            partial.write_text(table, encoding="utf-8")
     if arguments.figure is not None:
         draw_before_and_after(rows, arguments.figure)
+
+
+def read_rows(files: Sequence[Path]) -> list[Row]:
+    """The rows of files of benchmarks.selectors, one file after the other.
+
+    Raises:
+        RequestError: a file is no such file, or two files have measured one model under other settings.
+    """
+    results = [read_result(file, OF_SELECTORS, "benchmarks.selectors") for file in files]
+    first: dict[str, tuple[Path, Mapping[str, Any]]] = {}
+    for result in results:
+        settings = {name: value for name, value in result.settings.items() if name not in FREE}
+        # Texts of the same name may lie in another folder elsewhere.
+        settings["calibration"] = Path(str(settings.get("calibration"))).name
+        for model in dict.fromkeys(row["model"] for row in result.rows):
+            file, others = first.setdefault(model, (result.path, settings))
+            different = different_settings(settings, others)
+            if different:
+                raise RequestError(
+                    f"{result.path} has measured {model} with another {', '.join(different)} than {file}: "
+                    "their prompts cannot be paired; give files of one model with the same settings."
+                )
+    return [row for result in results for row in result.rows]
 
 
 def merged(rows: Sequence[Row]) -> list[Row]:
@@ -124,13 +166,26 @@ def _memory(row: Row) -> str:
 
 
 def _difference(row: Row, other: Row | None) -> str:
-    found: Difference | None = None
-    if other is not None and "scores" in row and "scores" in other:
-        found = memory_difference(row, other)
+    if other is None or "scores" not in row or "scores" not in other:
+        return NOT_MEASURED
+    found = memory_difference(row, other)
     if found is None:
         return NOT_MEASURED
     difference, error = found
-    return f"{difference:+.1f}" + ("" if error is None else f" ± {error:.1f}")
+    if error is None:
+        return f"{difference:+.1f}"
+    if error < ROUNDING:
+        return f"{difference:+.1f} ± <{_error_of_one_prompt(row, other):.1f}"
+    return f"{difference:+.1f} ± {error:.1f}"
+
+
+def _error_of_one_prompt(row: Row, other: Row) -> float:
+    """Standard error in points, had one prompt a task of those that both were asked differed wholly.
+
+    One of n values so: standard error 1/n. Of the mean over tasks: sqrt(sum 1/n^2) / tasks.
+    """
+    scores = [(words.split(), other["scores"][task].split()) for task, words in row["scores"].items()]
+    return 100 * math.hypot(*(1 / min(len(one), len(another)) for one, another in scores)) / len(scores)
 
 
 def _trained(cut: Row, recovered: Sequence[Row]) -> str:
@@ -156,18 +211,24 @@ def _trained(cut: Row, recovered: Sequence[Row]) -> str:
 
 def draw_before_and_after(rows: Sequence[Row], path: Path) -> None:
     """KL on text, KL on prompts and memory against the share removed, dotted before the refit and solid after it, of
-    cuts that score both streams: a row of panels a model and norm epsilon."""
+    cuts that score both streams: a row of panels a model and norm epsilon.
+
+    Raises:
+        RequestError: there is no such cut, or the figure cannot be written.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
     cuts = [row for row in rows if row["method"] != "dense" and row["scoring"] == "qk"]
+    if not cuts:
+        raise RequestError(f"--figure {path}: no cut that scores both streams was measured; leave out --figure.")
     panels = sorted({(row["model"], row["norm_epsilon"]) for row in cuts})
     names = {"kl_text": "KL on text", "kl_prompts": "KL on prompts", "memory": "memory score, %"}
-    size = (4.2 * len(names), 3.4 * max(1, len(panels)))
-    figure, axes = plt.subplots(max(1, len(panels)), len(names), figsize=size, squeeze=False, layout="constrained")
-    for line_of_axes, (model, epsilon) in zip(axes, panels, strict=False):
+    size = (4.2 * len(names), 3.4 * len(panels))
+    figure, axes = plt.subplots(len(panels), len(names), figsize=size, squeeze=False, layout="constrained")
+    for line_of_axes, (model, epsilon) in zip(axes, panels, strict=True):
         of_panel = [row for row in cuts if (row["model"], row["norm_epsilon"]) == (model, epsilon)]
         for axis, (name, label) in zip(line_of_axes, names.items(), strict=True):
             for method in dict.fromkeys(row["method"] for row in of_panel):
@@ -187,7 +248,8 @@ def draw_before_and_after(rows: Sequence[Row], path: Path) -> None:
                 axis.set_yscale("log")
             axis.set(title=f"{model}, epsilon {epsilon}", xlabel="share of channels removed", ylabel=label)
     axes[0][-1].legend(fontsize=6, ncols=2)
-    figure.savefig(path, dpi=110)
+    with replaced(path) as partial:
+        figure.savefig(partial, dpi=110)
     plt.close(figure)
 
 

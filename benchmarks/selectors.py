@@ -24,6 +24,7 @@ prints and draws results again.
 from __future__ import annotations
 
 import argparse
+import time
 from pathlib import Path
 from typing import Any
 
@@ -43,14 +44,16 @@ from benchmarks.cuts import (
     supported_models,
     with_gradients,
 )
-from benchmarks.resumable import Budget, Row, Rows, settings_of, stored_rows
+from benchmarks.output_files import check_figure, replaced, told_in_one_sentence
+from benchmarks.resumable import Budget, Row, Rows, settings_of
 from benchmarks.selector_cuts import FISHER, KEYS, methods_of, ordered_cuts
-from benchmarks.selector_figures import draw_heads, print_heads
+from benchmarks.selector_figures import choices, draw_heads, print_heads
 from benchmarks.selector_measures import Questions, answers, questions
 from benchmarks.selector_refit import projections_put_back, refit_sequences, refitted
-from benchmarks.selector_table import draw_before_and_after, markdown
+from benchmarks.selector_table import draw_before_and_after, markdown, read_rows
 from compressor.artifacts import CalibrationStatistics
 from compressor.calibration.tokens import batches
+from compressor.errors import RequestError
 from compressor.fisher.progressive import progressive_fisher
 from compressor.fisher.settings import FisherSettings
 from compressor.preparation import Source
@@ -66,17 +69,26 @@ NOT_SETTINGS = (
 )  # fmt: skip
 
 
+@told_in_one_sentence()
 def main() -> None:
     arguments = parse_arguments()
-    rows = stored_rows(arguments.results) if arguments.results else measure(arguments)
+    for figure in (arguments.figure, arguments.heads_figure):
+        check_figure(figure)
+    rows = read_rows(arguments.results) if arguments.results else measure(arguments)
     if not rows:
-        raise SystemExit("nothing was measured: no model folder of a supported family was named.")
+        raise RequestError(
+            f"nothing was measured: {arguments.models} holds no folder of a supported family that --only allows, or "
+            "--budget-seconds were over; name other models or allow more."
+        )
     print(markdown(rows, [], {row["ratio"] for row in rows if row["ratio"]}))
     print_heads(rows)
     if arguments.figure is not None:
         draw_before_and_after(rows, arguments.figure)
     if arguments.heads_figure is not None:
-        draw_heads(rows, arguments.heads_figure)
+        if not any(row["scoring"] == "qk" for row in choices(rows)):
+            raise RequestError(f"--heads-figure {arguments.heads_figure}: no cut was measured; leave it out.")
+        with replaced(arguments.heads_figure) as partial:
+            draw_heads(rows, partial)
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -94,10 +106,20 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def measure(arguments: argparse.Namespace) -> list[Row]:
-    """Every model of a supported family; results are written after each row."""
+    """Every model of a supported family; results are written after each row.
+
+    Raises:
+        RequestError: no folder of models or of texts is named, or an option is refused.
+    """
+    for option, folder in (("models", arguments.models), ("text", arguments.text)):
+        if folder is None or not folder.is_dir():
+            given = f"--{option} is missing" if folder is None else f"--{option} {folder} is no folder"
+            raise RequestError(f"{given}; name a folder, or --results to print what was measured.")
     budget = Budget(arguments.budget_seconds)
     rows = Rows(arguments.output, settings_of(arguments, NOT_SETTINGS), KEYS)
     rows.load()
+    for row in rows.rows:
+        budget.took(kind_of(row, arguments), row["seconds"])
     for source in supported_models(arguments.models, arguments.only):
         methods = methods_of(source, arguments.methods)
         asked = [{"model": source.folder.name, **cut} for cut in ordered_cuts(methods, arguments)]
@@ -125,15 +147,18 @@ class Calibration:
 
 def measure_model(source: Source, asked: list[Row], rows: Rows, arguments: argparse.Namespace, budget: Budget) -> None:
     """Calibrate once, then choose and measure every cut that is missing, as far as the budget goes."""
+    started = time.perf_counter()
     whole = argparse.Namespace(**vars(arguments))
     whole.prompts = max(arguments.prompts, arguments.memory_prompts or 0)
     bench = open_bench(source, whole)
     asking = questions(bench, arguments.prompts)
     data = Calibration(bench, arguments)
-    for known_by in rows.missing(asked):
-        kind = f"{known_by['method'] == FISHER} {asked_more(known_by, arguments)}"
+    before, missing = time.perf_counter() - started, rows.missing(asked)
+    for number, known_by in enumerate(missing):
+        kind = kind_of(known_by, arguments)
         if not budget.allows(kind):
-            print(f"{source.folder.name}: {len(rows.missing(asked))} rows are left after the budget.")
+            left = f"{source.folder.name}: {len(missing) - number} rows are left after the budget"
+            print(f"{left}." if number else f"{left}; {none_measured(before, budget.longest.get(kind))}.")
             return
         row = rows.measure(known_by, lambda cut=known_by: measure_both(asking, data, cut, arguments))  # type: ignore[misc]
         budget.took(kind, row["seconds"])
@@ -157,6 +182,20 @@ def measure_both(asked: Questions, data: Calibration, cut: Row, arguments: argpa
                 row["after_refit"] = answers(asked, more)
             row["kl_held_out"] = [done.kl_before, done.kl_before if done.kept_old else done.kl_after]
     return {**row, "heads": head_figures(data.heads(gradients=False), indices, bench.width)}
+
+
+def none_measured(calibration: float, row: float | None) -> str:
+    """Why the same command may never go on; `row` is the longest of its kind, None where there was none. Seconds."""
+    and_row = "" if row is None else f" and such a row {row:.0f} s"
+    return (
+        f"none was measured: calibrating took {calibration:.0f} s{and_row}, and with a --budget-seconds of less the "
+        "same command never goes on"
+    )
+
+
+def kind_of(row: Row, arguments: argparse.Namespace) -> str:
+    """Rows that take about as long."""
+    return f"{row['method'] == FISHER} {asked_more(row, arguments)}"
 
 
 def asked_more(cut: Row, arguments: argparse.Namespace) -> bool:

@@ -21,15 +21,14 @@ for tiny models; on a GPU fla's kernels run under bfloat16 autocast.
 
     python -m benchmarks.state_tracking --merge part1.json part2.json --output all.json --figure all.png
 
-trains nothing: it adds the runs of these files to --output, in place of runs with the same settings, and draws all.
+trains nothing: it adds the runs of these files to --output, in place of runs with the same settings, and draws all; an
+interrupted run takes the place of a shorter one alone.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import json
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -37,28 +36,30 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from benchmarks.environment import write_result
+from benchmarks.environment import check_output, write_result
+from benchmarks.output_files import check_figure, replaced, told_in_one_sentence
 from benchmarks.state_tracking.figure import betas_of, draw
-from benchmarks.state_tracking.merging import merge, stored_runs
+from benchmarks.state_tracking.merging import is_whole, merge, run_key, stored_runs
 from benchmarks.state_tracking.models import FAMILIES, ModelSettings
 from benchmarks.state_tracking.pace import TrainingSettings
 from benchmarks.state_tracking.runs import RunSettings, run
-from compressor.errors import CompressorError, RequestError
+from compressor.errors import RequestError
 from compressor.evaluation.state_tracking.registry import TASK_NAMES, find_task
 from compressor.evaluation.state_tracking.word_problems import GroupWordProblem
 from compressor.loading import resolve_device
 from compressor.progress import StageReporter
 
 
+@told_in_one_sentence()
 def main() -> None:
     arguments = parse()
-    try:
-        results = _results(arguments)
-    except CompressorError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(error.exit_code) from error
+    check_figure(arguments.figure)
+    results = _results(arguments)
     if arguments.figure is not None:
-        draw(results, arguments.figure)
+        if not any(map(is_whole, results)):
+            raise RequestError(f"--figure {arguments.figure}: no run is whole; let one end, or leave out --figure.")
+        with replaced(arguments.figure) as partial:
+            draw(results, partial)
 
 
 def _results(arguments: argparse.Namespace) -> list[dict[str, Any]]:
@@ -156,26 +157,21 @@ def measure_all(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         torch.set_num_threads(1)  # The CPU only draws words; threads of runs side by side would wait for each other.
     console = Console(stderr=True)
     planned = run_settings(arguments)
-    finished = [stored for stored in stored_runs(arguments.output) if "pruning" in stored]
+    finished = [stored for stored in stored_runs(arguments.output) if is_whole(stored)]
+    measured = {run_key(stored["settings"]) for stored in finished}
+    check_output(arguments.output)
     for number, settings in enumerate(planned, start=1):
         console.print(f"[{number}/{len(planned)}] {settings.label}", markup=False)
-        if any(stored["settings"] == json.loads(json.dumps(asdict(settings))) for stored in finished):
+        if run_key(asdict(settings)) in measured:
             console.print("already measured", markup=False)
             continue
         result: dict[str, Any] = {}
         for result in run(settings, device, StageReporter(console), arguments.checkpoints):
-            save(arguments.output, [*finished, result])
+            write_result(arguments.output, {"runs": [*finished, result]})
         finished.append(result)
+        measured.add(run_key(asdict(settings)))
         print_summary(result)
     return finished
-
-
-def save(path: Path | None, runs: list[dict[str, Any]]) -> None:
-    """Replaces the file in one step, so that an interruption leaves the last whole one."""
-    if path is not None:
-        partial = path.with_name(f"{path.name}.partial")
-        write_result(partial, {"runs": runs})
-        partial.replace(path)
 
 
 def print_summary(result: dict[str, Any]) -> None:

@@ -71,14 +71,65 @@ def test_a_budget_leaves_rows_and_the_same_command_goes_on(
 ) -> None:
     save_tiny_tokenizer(save_tiny("gated_deltanet", tmp_path / "models" / "tiny"))
     words = ["--ratios", "0.5", "--methods", "drrqr", "random", "--scorings", "qk", "--no-refit"]
-    rows = run(tmp_path, monkeypatch, *words, "--methods", "random")
-    monkeypatch.setattr(Budget, "allows", lambda self, kind: not kind or self.seconds is None)
-    assert run(tmp_path, monkeypatch, *words, "--budget-seconds", "1") == rows
-    assert "tiny: 1 rows are left after the budget." in capsys.readouterr().out
+    run(tmp_path, monkeypatch, *words, "--methods", "random")
+    # A row that took so long does not fit again: the original's kind is the same as drrqr's.
+    stored = json.loads((tmp_path / "rows.json").read_text(encoding="utf-8"))
+    stored["rows"][0]["seconds"] = 1000.0
+    (tmp_path / "rows.json").write_text(json.dumps(stored), encoding="utf-8")
+    capsys.readouterr()
+    assert run(tmp_path, monkeypatch, *words, "--budget-seconds", "900") == stored["rows"]
+    told = capsys.readouterr().out
+    assert "tiny: 1 rows are left after the budget; none was measured: calibrating took " in told
+    assert " s and such a row 1000 s, and with a --budget-seconds of less the same command never goes on." in told
     more = run(tmp_path, monkeypatch, *words)
-    assert more[:2] == rows
+    assert more[:2] == stored["rows"]
     assert [row["method"] for row in more] == ["dense", "random", "drrqr"]
     assert not any("after_refit" in row for row in more)
+
+
+def test_a_budget_that_ends_between_rows_says_how_many_are_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_tiny_tokenizer(save_tiny("gated_deltanet", tmp_path / "models" / "tiny"))
+    words = ["--ratios", "0.5", "--methods", "drrqr", "random", "--scorings", "qk", "--no-refit"]
+    # As if it were over with the first row.
+    monkeypatch.setattr(Budget, "allows", lambda self, kind: not self.longest)
+    assert [row["method"] for row in run(tmp_path, monkeypatch, *words, "--budget-seconds", "1")] == ["dense"]
+    assert "tiny: 2 rows are left after the budget.\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "--models is missing; name a folder"),
+        (["--models", "absent", "--text", "."], "--models absent is no folder"),
+        (["--models", "."], "--text is missing"),
+        (["--models", "models", "--text", "."], "nothing was measured: models holds no folder of a supported family"),
+        (["--results", "rows.json", "--figure", "a.foo"], '".foo" is not drawn'),
+        (["--results", "rows.json", "--heads-figure", "a.png"], "--heads-figure a.png: no cut was measured"),
+        (["--models", "models", "--text", ".", "--output", "empty.json"], "empty.json cannot be read (no JSON"),
+    ],
+)
+def test_what_cannot_be_done_is_refused(
+    words: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("models").mkdir()
+    Path("empty.json").write_text("", encoding="utf-8")
+    dense = {"model": "m", "method": "dense", "scoring": "qk", "ratio": 0.0, "norm_epsilon": "keep", "memory": None}
+    row = {**dense, "perplexity": {"prose": 2.0}, "kl_text": 0.0, "kl_prompts": 0.0}
+    Path("rows.json").write_text(json.dumps({"rows": [row]}), encoding="utf-8")
+    monkeypatch.setattr(sys, "argv", ["selectors", *words])
+    with pytest.raises(SystemExit) as exit_:
+        selectors.main()
+    told = capsys.readouterr().err
+    assert exit_.value.code == 2
+    assert message in told
+    assert len(told.splitlines()) == 1
 
 
 def test_a_budget_counts_what_a_row_of_the_kind_took(monkeypatch: pytest.MonkeyPatch) -> None:
