@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -172,21 +172,22 @@ def _finite_logits(bench: Bench, section: BenchSection, console: Console) -> dic
 
     length = min(_LOOKED_AT, section.prompt_length or DEFAULT_PROMPT_LENGTH)
     found = {subject.name: has_finite_logits(subject.model, length, bench.device) for subject in bench.subjects}
-    _tell_broken(console, found)
+    _tell_broken(console, bench.subjects, found)
     return found
 
 
-def _tell_broken(console: Console, finite: Mapping[str, bool | None]) -> None:
-    for name, is_finite in finite.items():
-        if is_finite is False:
+def _tell_broken(console: Console, subjects: Sequence[Subject], finite: Mapping[str, bool | None]) -> None:
+    for subject in subjects:
+        if finite[subject.name] is False:
+            wider = "" if str(subject.model.dtype) == "torch.float32" else ", or give --dtype float32"
             _say(
                 console,
-                f"warning: {name} gives logits that are NaN or infinite; it is measured as it is, and what is measured "
-                "answers nothing: check its weights, or give --dtype float32.",
+                f"warning: {subject.name} gives logits that are NaN or infinite; it is measured as it is, and what is "
+                f"measured answers nothing: check its weights{wider}.",
             )
 
 
-def _print(console: Console, cells: list[Cell], subjects: Any, finite: Mapping[str, bool | None]) -> None:
+def _print(console: Console, cells: list[Cell], subjects: Sequence[Subject], finite: Mapping[str, bool | None]) -> None:
     from compressor.speed.tables import DISAGREEMENT, speed_table
 
     table = speed_table(cells, subjects[0].name if len(subjects) > 1 else None)
@@ -195,7 +196,7 @@ def _print(console: Console, cells: list[Cell], subjects: Any, finite: Mapping[s
     # NaN agrees with nothing, itself included.
     if any(cell.replay_agrees is False and finite[cell.model] is not False for cell in cells):
         _say(console, DISAGREEMENT)
-    _tell_broken(console, finite)
+    _tell_broken(console, subjects, finite)
 
 
 def _as_json(

@@ -37,7 +37,8 @@ def add_scoring_options(parser: argparse.ArgumentParser) -> None:
     add("--norm-epsilon", help="keep, scaled by d_k/k, which undoes the change of scale, or auto (default: keep)")
 
 
-def add_calibration_options(parser: argparse.ArgumentParser) -> None:
+def add_calibration_options(parser: argparse.ArgumentParser, low_memory: bool = True) -> None:
+    """Without `low_memory` for a verb that needs whole models."""
     add = parser.add_argument_group("calibration").add_argument
     add("--calibration", metavar="SOURCE", help="demo, a .txt/.jsonl/.parquet file or folder, or a Hub data set id")
     add("--calibration-column", metavar="NAME", help="field with the text (default: text)")
@@ -46,7 +47,8 @@ def add_calibration_options(parser: argparse.ArgumentParser) -> None:
     add("--calibration-samples", type=int, metavar="N", help="sequences (default: 128)")
     add("--sequence-length", type=int, metavar="T", help="tokens of a sequence (default: 2048)")
     add("--batch-size", type=int, metavar="B", help="sequences at once (default: 8)")
-    add("--low-memory", action="store_true", help="layer by layer, for a model larger than memory")
+    if low_memory:
+        add("--low-memory", action="store_true", help="layer by layer, for a model larger than memory")
     add(
         "--retrieval-share",
         type=float,

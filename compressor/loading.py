@@ -36,7 +36,9 @@ def resolve_device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if count else "cpu")
     device = torch.device(name)
-    if device.type == "cuda" and (device.index or 0) >= count:
+    # The index of the name: torch keeps eight bits of it, with a sign.
+    index = int(name.partition(":")[2] or 0)
+    if device.type == "cuda" and index >= count:
         raise RequestError(
             f"--device {name}: torch sees {count} GPUs on this machine; use --device cpu or another index."
         )

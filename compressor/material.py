@@ -18,7 +18,7 @@ from compressor.evaluation.lm_eval_bridge import SIX_TASKS
 from compressor.evaluation.lm_eval_tasks import LmEvalTasks, check_lm_eval_tasks
 from compressor.evaluation.measure import Material, NamedWindows
 from compressor.evaluation.prompt_sets import PromptSet, check_lengths, make_prompt_sets, minimum_lengths
-from compressor.evaluation.suites import Suite, choose_suite
+from compressor.evaluation.suites import Suite, choose_suite, refuse_doubles
 from compressor.evaluation.windows import Document, disjoint_windows, require_stride
 from compressor.prompts.base import Task
 from compressor.prompts.completion import CompletionFileTask, load_completion_file
@@ -73,8 +73,9 @@ def plan_evaluation(
     by name is refused.
 
     Raises:
-        RequestError: an unknown task, a length that is too short for a form or too long for a model,
-            a text, haystack or data set that cannot be read, lm-eval missing, or an option that nothing uses.
+        RequestError: an unknown task, a name or length that stands there twice, a length that is too short for a form
+            or too long for a model, a text, haystack or data set that cannot be read, lm-eval missing, or an option
+            that nothing uses.
     """
     suite, lm_eval_names = choose_suite(
         section.suite,
@@ -85,6 +86,7 @@ def plan_evaluation(
         section.window_length,
         section.mode,
     )
+    refuse_doubles("--text", texts)
     haystack = None if section.haystack is None else _read_text(section.haystack)
     tasks = tuple(_find(name, haystack, section.completion) for name in suite.tasks)
     _refuse_unused(section, tasks, lm_eval_names, texts)
@@ -98,7 +100,7 @@ def plan_evaluation(
         section=section,
         suite=suite,
         tasks=tasks,
-        texts=tuple((name, _open_text(name)) for name in dict.fromkeys(texts)),
+        texts=tuple((name, _open_text(name)) for name in texts),
         lm_eval=check_lm_eval_tasks(lm_eval_names, include) if lm_eval_names else None,
         tokenizer=tokenizer,
         vocab_size=config.get_text_config(decoder=True).vocab_size,

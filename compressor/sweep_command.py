@@ -11,7 +11,7 @@ from compressor.command_options import add_calibration_options, add_scoring_opti
 from compressor.errors import RequestError
 from compressor.flat_settings import nest_flat_settings
 from compressor.launched import LaunchedParser, launch
-from compressor.selection.registry import method_names
+from compressor.sweep_recipes import sweep_recipes, swept_methods
 
 DEFAULT_RATIOS = "0.25,0.5,0.75"
 DEFAULT_METHODS = "drrqr,energy"
@@ -24,8 +24,6 @@ def sweep_command(words: list[str]) -> int:
     own = {name: arguments.pop(name, None) for name in names}
     output = arguments.pop("output_dir")
     ratios, methods = _ratios(own["ratios"]), _names(own["methods"])
-    from compressor.sweep_recipes import sweep_recipes
-
     settings = nest_flat_settings(arguments)
     sweep_recipes(settings, ratios, methods, output)  # What is wrong with them is said before torch is imported.
     from compressor.data_parallel import leave_processes
@@ -64,11 +62,11 @@ def _parser() -> argparse.ArgumentParser:
         "--methods",
         metavar="A,B",
         default=DEFAULT_METHODS,
-        help=f"of {', '.join(method_names())} (default: {DEFAULT_METHODS})",
+        help=f"of {', '.join(swept_methods())} (default: {DEFAULT_METHODS})",
     )
     add("--table-only", action="store_true", help="keep no checkpoint, only the figures")
     add_scoring_options(parser)
-    add_calibration_options(parser)
+    add_calibration_options(parser, low_memory=False)
     add_statistics_options(parser)
     run = parser.add_argument_group("run").add_argument
     run("--no-refit", dest="refit", action="store_false", help="leave the output projections as cut")

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from compressor.errors import RequestError
 from compressor.recipe import Recipe
-from compressor.selection.registry import candidate_methods
+from compressor.selection.registry import candidate_methods, method_names
+
+
+def swept_methods() -> tuple[str, ...]:
+    """Names of the methods that a sweep takes: all but those that try others."""
+    return tuple(name for name in method_names() if candidate_methods(name) == (name,))
 
 
 def sweep_recipes(
@@ -23,7 +29,7 @@ def sweep_recipes(
         output_dir: of the sweep, which all of them name.
 
     Raises:
-        RequestError: a setting is wrong, a method is named twice or tries others, or a ratio removes nothing.
+        RequestError: a setting is wrong, one of them is named twice, or a sweep cannot have it.
     """
     for name, values in (("--ratios", ratios), ("--methods", methods)):
         if not values:
@@ -31,16 +37,38 @@ def sweep_recipes(
         twice = [value for value in values if values.count(value) > 1]
         if twice:
             raise RequestError(f"{name} names {twice[0]} twice; leave one out.")
-    if 0 in ratios:
-        raise RequestError("--ratios 0 removes nothing, and the original is measured anyway; give ratios above 0.")
+    for ratio in ratios:
+        _refuse_ratio(ratio)
+    for method in methods:
+        _refuse_method(method)
     selection = settings.get("selection", {})
     recipes = []
     for method in methods:
-        if candidate_methods(method) != (method,):
-            raise RequestError(
-                f"--methods {method} tries several itself; name those instead: {','.join(candidate_methods(method))}."
-            )
         for ratio in ratios:
             sections = {**settings, "selection": {**selection, "method": method, "ratio": ratio}}
             recipes.append(Recipe.from_settings({**sections, "output_dir": str(output_dir)}))
+    if recipes[0].calibration.low_memory:
+        raise RequestError(
+            "low_memory has one layer in memory, and a sweep measures every cut, which needs whole models; leave it "
+            "out, or make each cut alone with compress --low-memory."
+        )
     return recipes
+
+
+def _refuse_ratio(ratio: float) -> None:
+    if ratio == 0:
+        raise RequestError("--ratios 0 removes nothing, and the original is measured anyway; give ratios above 0.")
+    if not 0 < ratio < 1:
+        raise RequestError(f"--ratios {ratio:g} is no share that can be removed; give numbers above 0 and below 1.")
+
+
+def _refuse_method(method: str) -> None:
+    if method in swept_methods():
+        return
+    if method in method_names():
+        raise RequestError(
+            f"--methods {method} tries several itself; name those instead: {','.join(candidate_methods(method))}."
+        )
+    nearest = get_close_matches(method.lower(), swept_methods(), n=1)
+    hint = f"did you mean {nearest[0]}? Known here" if nearest else "known here"
+    raise RequestError(f'--methods "{method}" is no method; {hint}: {", ".join(swept_methods())}.')

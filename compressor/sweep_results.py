@@ -69,7 +69,7 @@ class SweepRecord:
 
 @dataclass(frozen=True)
 class Sweep:
-    """`nested` says of each method whether every cut's channels are among those of the next wider one."""
+    """`nested` says of each method of several widths whether every cut's channels are among those of the next."""
 
     model: str
     revision: str | None
@@ -197,7 +197,8 @@ def _nested(records: Sequence[SweepRecord]) -> dict[str, bool]:
     for method in dict.fromkeys(record.cut.method for record in records):
         of_method = [record for record in records if record.cut.method == method]
         ordered = sorted(of_method, key=lambda each: each.cut.figures.key_dim)
-        found[method] = all(_is_within(narrow, wide) for narrow, wide in pairwise(ordered))
+        if len(ordered) > 1:
+            found[method] = all(_is_within(narrow, wide) for narrow, wide in pairwise(ordered))
     return found
 
 

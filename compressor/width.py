@@ -29,13 +29,13 @@ def kept_width(head_k_dim: int, ratio: float | None, target_dim: int | None, rou
     keep = math.floor(exact / round_to + 0.5) * round_to
     if keep == 0:
         raise RequestError(
-            f"--ratio {ratio:g} leaves {exact:g} of {head_k_dim} key channels, "
+            f"a ratio of {ratio:g} leaves {exact:g} of {head_k_dim} key channels, "
             f"which --round-to {round_to} rounds to 0; use {_smaller(head_k_dim, exact)}."
         )
     if keep >= head_k_dim:
         raise RequestError(
-            f"--ratio {ratio:g} leaves {exact:g} of {head_k_dim} key channels, which --round-to {round_to} rounds to "
-            f"{keep}: nothing would be removed; use a larger ratio{_or_step(head_k_dim - exact)}."
+            f"a ratio of {ratio:g} leaves {exact:g} of {head_k_dim} key channels, which --round-to {round_to} rounds "
+            f"to {keep}: nothing would be removed; use a larger ratio{_or_step(head_k_dim - exact)}."
         )
     return keep
 

@@ -42,6 +42,7 @@ def refused(capsys: pytest.CaptureFixture[str], words: Sequence[str], *fragments
         (["--ratio", "0.5", "--f", "0.9"], ["selection.f"]),
         (["--ratio", "0.5", "--norm-epsilon", "none"], ["selection.norm_epsilon", "'keep', 'scaled' or 'auto'"]),
         (["--ratio", "0.5", "--device", "cuda:77"], ["cuda:77", "torch sees"]),
+        (["--ratio", "0.5", "--device", "cuda:999"], ["cuda:999", "torch sees"]),
         (["--ratio", "0.5", "--seed", "9" * 30], ["runtime.seed", "less than or equal to"]),
         (["--ratio", "0.5", "--calibration", "/dev/zero"], ["/dev/zero", "neither a file nor a folder"]),
         (["--ratio", "0.5", "--device", "tpu"], ["runtime.device"]),

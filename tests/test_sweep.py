@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ import pytest
 
 from compressor.cli import main
 from compressor.errors import RequestError
+from compressor.sweep_recipes import sweep_recipes
 from compressor.width import width_within
 from tests.test_pipeline import FAST, compress, make_source, make_text
 from tests.test_refusals import refused
@@ -162,7 +164,9 @@ def test_sweep_of_the_table_alone(source: Path, tmp_path: Path, capsys: pytest.C
     text, output, file = make_text(tmp_path), tmp_path / "sweep", tmp_path / "statistics.safetensors"
     options = ["--ratios", "0.5", "--methods", "energy,fisher", "--table-only", "--no-refit"]
     assert main(sweep(source, output, text, *options, "--save-statistics", str(file))) == 0
-    assert "energy" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "energy" in out
+    assert "narrower" not in out
     assert {path.name for path in output.iterdir()} == {"sweep.json", "sweep.png"}
     result = read(output / "sweep.json")
     assert [(cut["method"], cut["folder"], cut["passes"] > 0) for cut in result["cuts"]] == [
@@ -170,6 +174,7 @@ def test_sweep_of_the_table_alone(source: Path, tmp_path: Path, capsys: pytest.C
         ("fisher", None, True),
     ]
     assert not result["refit"]
+    assert result["nested"] == {}
     assert len({cut["figures"]["kl_text"] for cut in result["cuts"]}) == 2
     assert file.exists()
     assert not (tmp_path / "sweep.resume").exists()
@@ -185,10 +190,14 @@ def test_sweep_of_the_table_alone(source: Path, tmp_path: Path, capsys: pytest.C
         (["--ratios", ""], ["--ratios names none and at least one is needed"]),
         (["--methods", ""], ["--methods names none and at least one is needed"]),
         (["--ratios", "0"], ["--ratios 0 removes nothing"]),
-        (["--ratios", "1.5"], ["selection.ratio"]),
-        (["--ratios", "0.99"], ["rounds to 0"]),
+        (["--ratios", "0.5,1.5"], ["--ratios 1.5 is no share that can be removed; give numbers above 0 and below 1"]),
+        (["--ratios", "1"], ["--ratios 1 is no share"]),
+        (["--ratios", "-0.5"], ["--ratios -0.5 is no share"]),
+        (["--ratios", "nan"], ["--ratios nan is no share"]),
+        (["--ratios", "0.99"], ["a ratio of 0.99 leaves 0.16 of 16 key channels, which --round-to 1 rounds to 0"]),
         (["--methods", "auto"], ["--methods auto tries several itself; name those instead: drrqr,energy,fisher"]),
-        (["--methods", "drrq"], ["did you mean drrqr"]),
+        (["--methods", "drrq"], ['--methods "drrq" is no method; did you mean drrqr? Known here: drrqr, l1']),
+        (["--methods", "foo"], ["known here: drrqr, l1, energy, s-wanda, gradient, ghost, random, fisher."]),
         (["--methods", "fisher", "--scoring", "q"], ["Scoring 'q' means nothing to the method fisher"]),
     ],
 )
@@ -197,6 +206,23 @@ def test_sweeps_that_are_refused(
 ) -> None:
     refused(capsys, sweep(source, tmp_path / "out", make_text(tmp_path), *options), *fragments)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_sweep_lists_the_methods_that_it_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["sweep", "--help"])
+    out = capsys.readouterr().out
+    assert "fisher" in out
+    assert "auto" not in re.search(r"--methods A,B +of (.*?)\(", out, re.DOTALL).group(1)  # type: ignore[union-attr]
+
+
+def test_a_sweep_needs_whole_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main(["sweep", "--output-dir", str(tmp_path / "out"), "--low-memory"])
+    assert exit_.value.code == 2
+    assert "unrecognized arguments: --low-memory" in capsys.readouterr().err
+    with pytest.raises(RequestError, match="a sweep measures every cut, which needs whole models; leave it out, or"):
+        sweep_recipes({"calibration": {"low_memory": True}}, (0.5,), ("drrqr",), tmp_path)
 
 
 def test_width_within_is_the_largest_that_fits() -> None:

@@ -41,7 +41,7 @@ def test_target_over_the_present_width() -> None:
 
 
 def test_rounding_to_nothing() -> None:
-    message = r"^--ratio 0.95 leaves 6.4 of 128 key channels, which --round-to 16 rounds to 0; .*--round-to 4\.$"
+    message = r"^a ratio of 0.95 leaves 6.4 of 128 key channels, which --round-to 16 rounds to 0; .*--round-to 4\.$"
     with pytest.raises(RequestError, match=message):
         kept_width(128, 0.95, None, 16)
     assert kept_width(128, 0.95, None, 4) == 8
@@ -57,7 +57,7 @@ def test_a_remedy_helps_where_no_rounding_does() -> None:
 
 def test_rounding_to_everything() -> None:
     message = (
-        r"^--ratio 0.05 leaves 60.8 of 64 key channels, which --round-to 16 rounds to 64: nothing would be removed"
+        r"^a ratio of 0.05 leaves 60.8 of 64 key channels, which --round-to 16 rounds to 64: nothing would be removed"
     )
     with pytest.raises(RequestError, match=message):
         kept_width(64, 0.05, None, 16)

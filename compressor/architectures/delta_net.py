@@ -59,7 +59,7 @@ class DeltaNet(FlaArchitecture):
             if round(config.hidden_size * expand_k) != keep * config.num_heads:
                 raise RequestError(
                     f"no expand_k gives key heads of {keep} at hidden size {config.hidden_size}; "
-                    "choose another --target-dim."
+                    "choose another width."
                 )
             cut["expand_k"] = expand_k
         return cut

@@ -162,5 +162,5 @@ def expansion_for(head_k_dim: int, head_v_dim: int) -> float:
         if int(head_k_dim * candidate) == head_v_dim:
             return candidate
     raise RequestError(
-        f"no expand_v gives value heads of {head_v_dim} beside key heads of {head_k_dim}; choose another --target-dim."
+        f"no expand_v gives value heads of {head_v_dim} beside key heads of {head_k_dim}; choose another width."
     )

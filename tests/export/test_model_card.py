@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 from pathlib import Path
 
@@ -203,7 +204,15 @@ def test_remote_code_is_asked_for_in_both_lines() -> None:
             "---\nlicense: other\nlicense_name: qwen\nlicense_link: https://x/y\ndate: 2023-99-99\n---\n",
             BaseLicense("other", "qwen", "https://x/y"),
         ),
-        ("---\nlicense: [mit, apache-2.0]\n---\n", None),
+        ("---\nlicense: [mit, apache-2.0]\n---\n", BaseLicense(("mit", "apache-2.0"), None, None)),
+        ("\n \n--- \nlicense: Apache-2.0\n---\t\n# x\n", BaseLicense("apache-2.0", None, None)),
+        ("---\rlicense: openrail++\r---\r", BaseLicense("openrail++", None, None)),
+        ("---\nlicense: mit\nlicense_name: |\n  two\n  lines\n---\n", BaseLicense("mit", None, None)),
+        ('---\nlicense: "foo bar\\nbaz"\n---\n', None),
+        ("---\nlicense: [mit, a b]\n---\n", None),
+        ("---\nlicense: [mit, [mit]]\n---\n", None),
+        ("---\nlicense: []\n---\n", None),
+        ("---\nlicense:\n---\n", None),
         ("---\nlicense: {a: b}\n---\n", None),
         ("---\nlicense: 'unclosed\n---\n", None),
         ("---\n- a list\n---\n", None),
@@ -222,14 +231,34 @@ def test_no_readme_no_licence(tmp_path: Path) -> None:
     assert read_pipeline_tag(tmp_path) == "text-generation"
 
 
+@pytest.mark.parametrize("kind", ["folder", "unreadable", "pipe", "loop"])
+def test_a_readme_that_cannot_be_read_names_nothing(tmp_path: Path, kind: str) -> None:
+    readme = tmp_path / "README.md"
+    if kind == "folder":
+        readme.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(readme)
+    elif kind == "loop":
+        readme.symlink_to(readme)
+    else:
+        readme.write_text("---\nlicense: mit\n---\n")
+        readme.chmod(0)
+        if os.access(readme, os.R_OK):
+            pytest.skip("root reads every file")
+    assert read_license(tmp_path) is None
+    assert read_pipeline_tag(tmp_path) == "text-generation"
+
+
+@pytest.mark.parametrize("key", ["license", "model"])
 @pytest.mark.parametrize(
     "value",
-    ["[" * 5_000, '"\\UFFFFFFFF"', "&a [*a]", "\x00"],
-    ids=["nesting", "escape", "recursion", "NUL"],
+    ["[" * 3_000, "[" * 5_000, '"\\UFFFFFFFF"', "&a [*a]", "\x00"],
+    ids=["shallower nesting", "nesting", "escape", "recursion", "NUL"],
 )
-def test_metadata_that_yaml_fails_on_name_nothing(tmp_path: Path, value: str) -> None:
+def test_metadata_that_yaml_fails_on_name_nothing(tmp_path: Path, value: str, key: str) -> None:
     """A card from the Hub must not end a run with a traceback: deep nesting and an escape beyond Unicode do in yaml."""
-    (tmp_path / "README.md").write_text(f"---\nlicense: mit\nmodel: {value}\n---\n")
+    others = "" if key == "license" else "license: mit\n"
+    (tmp_path / "README.md").write_text(f"---\n{others}{key}: {value}\n---\n")
     assert read_license(tmp_path) is None
     assert read_pipeline_tag(tmp_path) == "text-generation"
 
@@ -239,6 +268,8 @@ def test_the_task_is_that_of_the_base(tmp_path: Path) -> None:
         ("pipeline_tag: image-text-to-text", "image-text-to-text"),
         ("license: mit", "text-generation"),
         ("pipeline_tag: {a: b}", "text-generation"),
+        ("pipeline_tag: not a task", "text-generation"),
+        ("pipeline_tag: [text-to-image, image-to-text]", "text-generation"),
     ):
         (tmp_path / "README.md").write_text(f"---\n{line}\n---\n")
         assert read_pipeline_tag(tmp_path) == expected
@@ -248,6 +279,10 @@ def test_the_task_is_that_of_the_base(tmp_path: Path) -> None:
 
 def test_our_own_card_passes_the_licence_on(tmp_path: Path) -> None:
     """A model that is compressed again."""
+    several = BaseLicense(("mit", "apache-2.0"), None, None)
+    (tmp_path / "README.md").write_text(render_model_card(dataclasses.replace(FACTS, license=several)))
+    assert read_license(tmp_path) == several
+    assert ModelCard.load(tmp_path / "README.md").data.to_dict()["license"] == ["mit", "apache-2.0"]
     licence = BaseLicense("other", "name: with colon", "LICENSE")
     (tmp_path / "README.md").write_text(render_model_card(dataclasses.replace(FACTS, license=licence)))
     assert read_license(tmp_path) == licence
