@@ -58,8 +58,7 @@ class DeltaNet(FlaArchitecture):
             expand_k = keep * config.num_heads / config.hidden_size
             if round(config.hidden_size * expand_k) != keep * config.num_heads:
                 raise RequestError(
-                    f"no expand_k gives key heads of {keep} at hidden size {config.hidden_size}; "
-                    "choose another width."
+                    f"no expand_k gives key heads of {keep} at hidden size {config.hidden_size}; choose another width."
                 )
             cut["expand_k"] = expand_k
         return cut
