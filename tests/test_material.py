@@ -69,12 +69,6 @@ def test_fewer_prompts_than_asked_for_are_said(tmp_path: Path, tokenizer: PreTra
     assert made.notes == ("completion at 512 tokens: 2 of 3 prompts, as no more fit",)
 
 
-def test_what_is_named_twice_is_measured_once(tokenizer: PreTrainedTokenizerBase) -> None:
-    made = material(plan(tokenizer, tasks=["recall", "recall"], lengths=[512, 768, 512], texts=["demo"] * 2, samples=1))
-    assert [text.name for text in made.texts] == ["demo"]
-    assert [(each.task.name, each.length) for each in made.prompt_sets] == [("recall", 512), ("recall", 768)]
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -87,6 +81,9 @@ def test_what_is_named_twice_is_measured_once(tokenizer: PreTrainedTokenizerBase
         ({"tasks": ["wikitext"]}, 'unknown task "wikitext"; did you mean lm_eval:wikitext'),
         ({"tasks": ["hella_swag"]}, "did you mean lm_eval:hellaswag"),
         ({"tasks": ["grammar"]}, "a task of lm-eval is written lm_eval:NAME"),
+        ({"tasks": ["recall", "recall"]}, "--tasks names recall twice; leave one out"),
+        ({"lengths": [512, 768, 512]}, "--lengths names 512 twice"),
+        ({"texts": ["demo", "demo"]}, "--text names demo twice"),
     ],
 )
 def test_requests_that_are_refused(
