@@ -29,9 +29,11 @@ from torch import Tensor
 from benchmarks.cuts import measure_models
 from benchmarks.fisher_data import TEXTS, Data, calibration_and_held_out
 from benchmarks.layer_widths import allocate, descend, grid_widths, masks_at, measured_curves, stages_to
+from benchmarks.output_files import told_in_one_sentence
 from benchmarks.resumable import Row, Rows, settings_of, stored_rows
 from compressor.calibration.run import calibrate
 from compressor.calibration.tokens import batches
+from compressor.errors import RequestError
 from compressor.fisher.progressive import alone
 from compressor.fisher.settings import FisherSettings
 from compressor.fisher.statistics import MaskedModel, masked_divergence
@@ -55,11 +57,10 @@ NOT_SETTINGS = ("results", "models", "only", "ratios", "output")
 STRONG_RRQR_F = 1.5
 
 
+@told_in_one_sentence()
 def main() -> None:
     arguments = parse_arguments()
     rows = stored_rows(arguments.results) if arguments.results else measure(arguments)
-    if not rows:
-        raise SystemExit("nothing was measured: no model folder of a supported family was named.")
     print_table(rows)
 
 
@@ -107,7 +108,9 @@ def measure_model(source: Source, asked: list[Row], rows: Rows, arguments: argpa
     grid = grid_widths(width, arguments.step)
     for row in asked:
         if round(width * (1 - row["ratio"])) not in grid:
-            raise SystemExit(f"--ratios {row['ratio']:g} keeps no multiple of --step {arguments.step} of {width}.")
+            raise RequestError(
+                f"--ratios {row['ratio']:g} keeps no multiple of --step {arguments.step} of {width}; give another."
+            )
     settings, seed = FisherSettings(), arguments.seed
     descent = descend(masked, data.fit, [(each,) * layers for each in grid], settings, seed)
     curves = {"fisher": descent.curves, "measured": measured_curves(masked, data.fit, descent)}

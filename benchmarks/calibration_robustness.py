@@ -42,6 +42,7 @@ from benchmarks.cuts import (
     supported_models,
     text_sequences,
 )
+from benchmarks.output_files import told_in_one_sentence
 from benchmarks.resumable import Row, Rows, settings_of, stored_rows
 from compressor.retrieval_tokens import interleave
 from compressor.selecting import stacked_heads
@@ -52,11 +53,10 @@ KEYS = ("model", "method", "source", "samples", "seed")
 NOT_SETTINGS = ("results", "models", "only", "methods", "samples", "seeds", "output", "figure")
 
 
+@told_in_one_sentence()
 def main() -> None:
     arguments = parse_arguments()
     rows = stored_rows(arguments.results) if arguments.results else measure(arguments)
-    if not rows:
-        raise SystemExit("nothing was measured: no model folder of a supported family was named.")
     print_table(rows)
     if arguments.figure is not None:
         draw(rows, arguments.figure)
@@ -90,7 +90,7 @@ def measure(arguments: argparse.Namespace) -> list[Row]:
                 bench = open_bench(source, arguments) if bench is None else bench
                 sequences = calibration(bench, sources, name, samples, seed, arguments.window)
                 measure_choices(bench, sequences, asked, rows, arguments)
-    return rows.rows
+    return rows.measured()
 
 
 def calibration(

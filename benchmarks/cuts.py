@@ -111,13 +111,17 @@ def measure_models(
     cuts: Sequence[Row],
     measure_model: Callable[[Source, list[Row]], None],
 ) -> list[Row]:
-    """All rows, once `measure_model` was given each supported model that lacks some of `cuts`, and its rows to be."""
+    """All rows, once `measure_model` was given each supported model that lacks some of `cuts`, and its rows to be.
+
+    Raises:
+        RequestError: the output is of other settings, or no model of a supported family was named.
+    """
     rows.load()
     for source in supported_models(arguments.models, arguments.only):
         asked = [{"model": source.folder.name, **cut} for cut in cuts]
         if rows.missing(asked):
             measure_model(source, asked)
-    return rows.rows
+    return rows.measured()
 
 
 def open_bench(source: Source, arguments: argparse.Namespace) -> Bench:

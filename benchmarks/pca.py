@@ -37,6 +37,7 @@ from benchmarks.cuts import (
     open_bench,
     supported_models,
 )
+from benchmarks.output_files import told_in_one_sentence
 from benchmarks.principal_directions import nearest_filters, principal_directions, retained_squares, shared_filters
 from benchmarks.resumable import Row, Rows, settings_of, stored_rows
 from benchmarks.rotated_model import (
@@ -61,11 +62,10 @@ ROTATIONS = (EXACT, *FILTERS)
 NOT_SETTINGS = ("results", "models", "only", "methods", "ratios", "norm_epsilon", "output", "figure")
 
 
+@told_in_one_sentence()
 def main() -> None:
     arguments = parse_arguments()
     rows = stored_rows(arguments.results) if arguments.results else measure(arguments)
-    if not rows:
-        raise SystemExit("nothing was measured: no model folder of a supported family was named.")
     print_cuts(rows)
     print_retained(rows)
     if arguments.figure is not None:
@@ -94,7 +94,7 @@ def measure(arguments: argparse.Namespace) -> list[Row]:
         asked = [{"model": source.folder.name, "scoring": "qk", **cut} for cut in cuts(arguments)]
         if rows.missing(asked):
             measure_model(open_bench(source, arguments), asked, rows, arguments)
-    return rows.rows
+    return rows.measured()
 
 
 def cuts(arguments: argparse.Namespace) -> Iterator[Row]:

@@ -34,6 +34,7 @@ from benchmarks.cuts import (
     measure_models,
     mixed_statistics,
 )
+from benchmarks.output_files import told_in_one_sentence
 from benchmarks.probe_selector_figures import draw_probes, print_probes
 from benchmarks.resumable import Row, Rows, settings_of, stored_rows
 from compressor.architectures.base import Mixer
@@ -56,11 +57,10 @@ KEYS = ("model", "method", "ratio", "norm_epsilon")
 NOT_SETTINGS = ("results", "models", "only", "methods", "ratios", "norm_epsilon", "output", "figure")
 
 
+@told_in_one_sentence()
 def main() -> None:
     arguments = parse_arguments()
     rows = stored_rows(arguments.results) if arguments.results else measure(arguments)
-    if not rows:
-        raise SystemExit("nothing was measured: no model folder of a supported family was named.")
     print_probes(rows)
     if arguments.figure is not None:
         draw_probes(rows, arguments.figure)

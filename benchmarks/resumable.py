@@ -35,8 +35,7 @@ class Rows:
         """Take up what the file holds, and have it known that more can be written.
 
         Raises:
-            SystemExit: the file is of other settings.
-            RequestError: it is no result file, or cannot be written.
+            RequestError: the file is of other settings or no result file, or cannot be written.
         """
         check_output(self.path)
         if self.path is None or not self.path.exists():
@@ -44,7 +43,7 @@ class Rows:
         stored = read_result(self.path, dict.fromkeys(self.keys, object))
         different = different_settings(stored.settings, self.settings)
         if different:
-            raise SystemExit(
+            raise RequestError(
                 f"{self.path} was measured with another {', '.join(different)}; name another --output to begin anew."
             )
         self.rows = stored.rows
@@ -66,6 +65,16 @@ class Rows:
         """Those that no stored row is known by."""
         stored = {tuple(row[key] for key in self.keys) for row in self.rows}
         return [row for row in known_by if tuple(row[key] for key in self.keys) not in stored]
+
+    def measured(self) -> list[Row]:
+        """All rows.
+
+        Raises:
+            RequestError: there is none, since no model could be measured.
+        """
+        if not self.rows:
+            raise RequestError("nothing was measured: --models and --only name no folder that can be; name others.")
+        return self.rows
 
 
 @dataclass(slots=True)

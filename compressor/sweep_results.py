@@ -51,11 +51,8 @@ class SweepCut:
 
 
 @dataclass(frozen=True)
-class SweepRecord:
-    """All that a sweep needs of one finished cut; but for `cut` and `kept` it is the same for all of them.
-
-    `kept` maps a layer to the kept channels of each of its key heads.
-    """
+class SweepBase:
+    """What is the same for all cuts of a sweep."""
 
     model: str
     revision: str | None
@@ -63,20 +60,23 @@ class SweepRecord:
     calibration: CalibrationReport
     refit: bool
     original: SweepFigures
+
+
+@dataclass(frozen=True)
+class SweepRecord(SweepBase):
+    """All that a sweep needs of one finished cut.
+
+    `kept` maps a layer to the kept channels of each of its key heads.
+    """
+
     cut: SweepCut
     kept: dict[int, list[list[int]]]
 
 
 @dataclass(frozen=True)
-class Sweep:
+class Sweep(SweepBase):
     """`nested` says of each method of several widths whether every cut's channels are among those of the next."""
 
-    model: str
-    revision: str | None
-    base_sha256: str
-    calibration: CalibrationReport
-    refit: bool
-    original: SweepFigures
     cuts: list[SweepCut]
     nested: dict[str, bool]
     output_dir: str

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 # Read by huggingface_hub when it is first imported. A test that needs the network asks for it in a child process.
@@ -17,6 +20,18 @@ from compressor.demo import demo_model_path
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 SHARED_FOLDERS = {"shared_models": SHARED / "models", "shared_text": SHARED / "text"}
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode != 0:
+        pytest.skip("not measured: mounting a small file system is not permitted")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
 
 
 @pytest.fixture(scope="session")

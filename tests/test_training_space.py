@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -32,18 +30,6 @@ def cut(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = make_source("gated_deltanet", folder / "source", torch.bfloat16)
     assert compress(source, folder / "half", make_text(folder), "--no-refit", "--no-verify", "--no-evaluate") == 0
     return folder / "half"
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 1 MiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
-    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode != 0:
-        pytest.skip("not measured: mounting a small file system is not permitted")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
 
 
 def most_at_once(present: list[int], steps: int, every: int) -> int:

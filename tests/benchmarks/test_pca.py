@@ -44,7 +44,10 @@ def test_decays_of_channels_are_named_and_not_calibrated(
     save_tiny("kda", tmp_path / "models" / "kimi")
     words = ["--models", str(tmp_path / "models"), "--text", str(tmp_path), "--output", str(tmp_path / "rows.json")]
     monkeypatch.setattr(sys, "argv", ["pca", *words])
-    with pytest.raises(SystemExit, match="nothing was measured"):
+    with pytest.raises(SystemExit) as exit_:
         pca.main()
-    assert "kimi: not measured: key channels of Kimi delta attention (fla) decay each by" in capsys.readouterr().out
+    assert exit_.value.code == 2
+    printed = capsys.readouterr()
+    assert "error: nothing was measured: " in printed.err
+    assert "kimi: not measured: key channels of Kimi delta attention (fla) decay each by" in printed.out
     assert not (tmp_path / "rows.json").exists()

@@ -15,6 +15,7 @@ import torch
 from benchmarks.cuts import as_hexadecimal, overlap
 from benchmarks.resumable import Rows
 from compressor.demo import calibration_text_path, demo_model_path
+from compressor.errors import RequestError
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ["--texts", "prose", "--tasks", "niah_single_1", "--prompts", "2", "--length", "300", "--windows", "2"]
@@ -45,7 +46,7 @@ def test_rows_are_written_after_each_and_measured_once(tmp_path: Path) -> None:
 def test_rows_of_other_settings_are_not_mixed(tmp_path: Path) -> None:
     path = tmp_path / "rows.json"
     Rows(path, {"seed": 0, "samples": 4}, ("name",)).measure({"name": "a"}, dict)
-    with pytest.raises(SystemExit, match="was measured with another samples; name another --output"):
+    with pytest.raises(RequestError, match="was measured with another samples; name another --output"):
         Rows(path, {"seed": 0, "samples": 8}, ("name",)).load()
 
 
