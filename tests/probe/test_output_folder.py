@@ -21,7 +21,6 @@ from compressor.preparation import open_model
 from compressor.probe_plan import plan_probe
 from compressor.probe_section import ProbeSection
 from compressor.probe_space import expected_bytes
-from tests.export.test_disk import small_disk  # noqa: F401
 from tests.probe.test_command import SHORT, refused, source, text_file
 from tests.test_interruption import file_size_limit
 
@@ -86,7 +85,7 @@ def test_a_full_disk_advises_what_a_probe_has(tmp_path: Path, capsys: pytest.Cap
 
 def test_a_small_disk_is_refused_before_the_work(
     tmp_path: Path,
-    small_disk: Path,  # noqa: F811
+    small_disk: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(words(tmp_path, small_disk / "out")) == 2
