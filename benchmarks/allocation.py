@@ -29,8 +29,9 @@ from torch import Tensor
 from benchmarks.cuts import measure_models
 from benchmarks.fisher_data import TEXTS, Data, calibration_and_held_out
 from benchmarks.layer_widths import allocate, descend, grid_widths, masks_at, measured_curves, stages_to
+from benchmarks.options import DTYPES, check_folders, check_options, check_text
 from benchmarks.output_files import told_in_one_sentence
-from benchmarks.resumable import Row, Rows, settings_of, stored_rows
+from benchmarks.resumable import Columns, Row, Rows, settings_of, stored_rows
 from compressor.calibration.run import calibrate
 from compressor.calibration.tokens import batches
 from compressor.errors import RequestError
@@ -55,12 +56,18 @@ CUTS = (
 KEYS = ("model", "ratio", "method", "widths_by")
 NOT_SETTINGS = ("results", "models", "only", "ratios", "output")
 STRONG_RRQR_F = 1.5
+COLUMNS: Columns = {
+    "model": str, "ratio": int | float, "method": str, "widths_by": str, "widths": list, "kl_text": dict,
+    "kl_prompts": int | float, "kl": int | float,
+}  # fmt: skip
+"""What the table reads."""
 
 
 @told_in_one_sentence()
 def main() -> None:
     arguments = parse_arguments()
-    rows = stored_rows(arguments.results) if arguments.results else measure(arguments)
+    check_options(arguments)
+    rows = stored_rows(arguments.results, COLUMNS, "benchmarks.allocation") if arguments.results else measure(arguments)
     print_table(rows)
 
 
@@ -71,21 +78,23 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--only", nargs="*", help="names of model folders")
     parser.add_argument("--text", type=Path, help="folder of test_prose.txt, test_docs.txt, test_code.txt")
     parser.add_argument("--calibration", default="demo", help="text to calibrate on, from the training split")
-    parser.add_argument("--ratios", type=float, nargs="*", default=[0.5, 0.75], help="shares of the state removed")
+    parser.add_argument("--ratios", type=float, nargs="+", default=[0.5, 0.75], help="shares of the state removed")
     parser.add_argument("--step", type=int, default=16, help="widths are multiples of it")
     parser.add_argument("--samples", type=int, default=48, help="calibration sequences, half of them prompts")
     parser.add_argument("--held-out", type=int, default=8, help="windows of each text, and three times as many prompts")
     parser.add_argument("--window", type=int, default=2048)
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--dtype", default="auto", choices=DTYPES)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path)
     return parser.parse_args()
 
 
 def measure(arguments: argparse.Namespace) -> list[Row]:
-    """Every model of a supported family; results are written after each row."""
+    """Every model of a supported family; results are written after each row. Raises RequestError before any work."""
+    check_folders(arguments, TEXTS)
+    check_text(arguments.calibration)
     rows = Rows(arguments.output, settings_of(arguments, NOT_SETTINGS), KEYS)
     cuts: list[Row] = [
         {"ratio": ratio, "method": method, "widths_by": widths_by}
@@ -97,20 +106,22 @@ def measure(arguments: argparse.Namespace) -> list[Row]:
 
 def measure_model(source: Source, asked: list[Row], rows: Rows, arguments: argparse.Namespace) -> None:
     """One descent for all ratios, and one more for every row "anew"."""
-    device = resolve_device(arguments.device)
-    dtype = resolve_dtype(arguments.dtype, device, source.architecture)
-    model = load_model(source.architecture, source.folder, source.checkpoint.raw_config, dtype, device)
-    masked, data = MaskedModel(source.architecture, model, source.mixers), calibration_and_held_out(source, arguments)
-    token_batches = list(batches([row for batch in data.fit for row in batch], arguments.batch_size))
-    sums = calibrate(source.architecture, model, source.mixers, token_batches, None, lambda progress, tokens: None)
-    gram = sums.gram_q + sums.gram_k
-    layers, _, width = masked.shape
+    width = source.mixers[0].head_k_dim
     grid = grid_widths(width, arguments.step)
     for row in asked:
         if round(width * (1 - row["ratio"])) not in grid:
             raise RequestError(
                 f"--ratios {row['ratio']:g} keeps no multiple of --step {arguments.step} of {width}; give another."
             )
+    data = calibration_and_held_out(source, arguments)
+    device = resolve_device(arguments.device)
+    dtype = resolve_dtype(arguments.dtype, device, source.architecture)
+    model = load_model(source.architecture, source.folder, source.checkpoint.raw_config, dtype, device)
+    masked = MaskedModel(source.architecture, model, source.mixers)
+    token_batches = list(batches([row for batch in data.fit for row in batch], arguments.batch_size))
+    sums = calibrate(source.architecture, model, source.mixers, token_batches, None, lambda progress, tokens: None)
+    gram = sums.gram_q + sums.gram_k
+    layers = len(source.mixers)
     settings, seed = FisherSettings(), arguments.seed
     descent = descend(masked, data.fit, [(each,) * layers for each in grid], settings, seed)
     curves = {"fisher": descent.curves, "measured": measured_curves(masked, data.fit, descent)}

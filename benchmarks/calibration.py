@@ -19,6 +19,8 @@ import torch
 from transformers import PreTrainedModel, Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
 from benchmarks.environment import write_result
+from benchmarks.options import check_options
+from benchmarks.output_files import told_in_one_sentence
 from benchmarks.shapes import QWEN35_08B
 from compressor.architectures.qwen3_5 import Qwen35
 from compressor.calibration.run import calibrate
@@ -28,6 +30,7 @@ from compressor.loading import resolve_device, resolve_dtype
 ROUNDS = 3
 
 
+@told_in_one_sentence()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--samples", type=int, default=128)
@@ -36,6 +39,7 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
+    check_options(arguments)
     architecture = Qwen35()
     device = resolve_device(arguments.device)
     if device.type == "cpu":

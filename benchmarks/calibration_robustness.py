@@ -30,6 +30,7 @@ from torch import Tensor
 
 from benchmarks.cuts import (
     EPSILONS,
+    FIGURES,
     Bench,
     add_measuring_options,
     as_hexadecimal,
@@ -42,24 +43,35 @@ from benchmarks.cuts import (
     supported_models,
     text_sequences,
 )
-from benchmarks.output_files import told_in_one_sentence
-from benchmarks.resumable import Row, Rows, settings_of, stored_rows
+from benchmarks.options import check_folders, check_methods, check_options, check_text, check_widths
+from benchmarks.output_files import draw_figure, told_in_one_sentence
+from benchmarks.resumable import Columns, Row, Rows, settings_of, stored_rows
+from compressor.errors import RequestError
 from compressor.retrieval_tokens import interleave
 from compressor.selecting import stacked_heads
 from compressor.selection.registry import build_selector, get_selector_entry
 
 MIXTURE, PROMPTS_HALF = "mixture", "prompts-half"
 KEYS = ("model", "method", "source", "samples", "seed")
+COLUMNS: Columns = {
+    "model": str, "method": str, "source": str, "samples": int, "seed": int, "sequences": int, "kept": list, **FIGURES,
+    "memory": int | float,
+}  # fmt: skip
+"""What the table and the figure read."""
 NOT_SETTINGS = ("results", "models", "only", "methods", "samples", "seeds", "output", "figure")
 
 
 @told_in_one_sentence()
 def main() -> None:
     arguments = parse_arguments()
-    rows = stored_rows(arguments.results) if arguments.results else measure(arguments)
+    check_options(arguments)
+    rows = (
+        stored_rows(arguments.results, COLUMNS, "benchmarks.calibration_robustness")
+        if arguments.results
+        else measure(arguments)
+    )
     print_table(rows)
-    if arguments.figure is not None:
-        draw(rows, arguments.figure)
+    draw_figure(arguments.figure, rows, lambda partial: draw(rows, partial))
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -75,11 +87,18 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def measure(arguments: argparse.Namespace) -> list[Row]:
-    """One calibration for each source, number of samples and seed, which all methods choose from."""
+    """One calibration for each source, number of samples and seed, which all methods choose from.
+
+    Raises:
+        RequestError: before any work, for what cannot be measured.
+    """
+    check_folders(arguments, arguments.texts)
+    check_methods(arguments.methods)
+    sources = named_sources(arguments.sources)
     rows = Rows(arguments.output, settings_of(arguments, NOT_SETTINGS), KEYS)
     rows.load()
-    sources = dict(source.split("=", 1) for source in arguments.sources)
     for source in supported_models(arguments.models, arguments.only):
+        check_widths(source, [arguments.ratio])
         bench: Bench | None = None
         for name, samples, seed in itertools.product(
             (*sources, MIXTURE, PROMPTS_HALF), arguments.samples, arguments.seeds
@@ -91,6 +110,21 @@ def measure(arguments: argparse.Namespace) -> list[Row]:
                 sequences = calibration(bench, sources, name, samples, seed, arguments.window)
                 measure_choices(bench, sequences, asked, rows, arguments)
     return rows.measured()
+
+
+def named_sources(words: Sequence[str]) -> dict[str, str]:
+    """Texts by name. Raises RequestError where one has no name or cannot be read."""
+    sources: dict[str, str] = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        if not equals or name in ("", MIXTURE, PROMPTS_HALF, *sources):
+            raise RequestError(
+                f'--sources "{word}" is no NAME=TEXT with a name of its own, other than {MIXTURE} and {PROMPTS_HALF}; '
+                "give such."
+            )
+        check_text(text)
+        sources[name] = text
+    return sources
 
 
 def calibration(
@@ -127,13 +161,13 @@ def measure_choices(
 
 def print_table(rows: Sequence[Row]) -> None:
     """One line for all seeds of a model, method, source and number of samples."""
-    texts = list(rows[0]["perplexity"])
+    texts = list(dict.fromkeys(text for row in rows for text in row["perplexity"]))
     names = "".join(f"{text:>17}" for text in texts)
     heading = f"{'model':<14}{'method':<10}{'source':<14}{'samples':>8}{'sequences':>10}"
     print(f"{heading}{names}{'KL text':>18}{'memory':>15}{'of seeds':>10}{'reference':>10}")
     for model, method, source, samples in groups(rows):
         members = of_group(rows, model, method, source, samples)
-        spreads = [spread([row["perplexity"][text] for row in members], 2) for text in texts]
+        spreads = [spread([row["perplexity"].get(text) for row in members], 2) for text in texts]
         spreads.append(spread([row["kl_text"] for row in members], 4))
         spreads.append(spread([row["memory"] for row in members], 1))
         widths = [17] * len(texts) + [18, 15]

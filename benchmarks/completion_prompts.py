@@ -17,6 +17,10 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from benchmarks.options import check_options, check_text_folder
+from benchmarks.output_files import replaced, told_in_one_sentence
+from compressor.calibration.text_file import TextFileChunks
+
 SEPARATOR = "<|endoftext|>"
 SEED = 0
 ROWS_PER_CELL = 50
@@ -46,6 +50,7 @@ ANSWER = {
 _SENTENCE_START = re.compile(r"(?:(?<=[.!?;\"] )|(?<=\n))\S")
 
 
+@told_in_one_sentence()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
@@ -53,13 +58,16 @@ def main() -> None:
     )
     parser.add_argument("--output", type=Path, required=True)
     arguments = parser.parse_args()
+    check_options(arguments)
+    check_text_folder(arguments.text, list(DOCUMENTS))
     rows = [
         row
         for domain, count in DOCUMENTS.items()
-        for row in domain_rows(domain, (arguments.text / f"test_{domain}.txt").read_text(encoding="utf-8"), count)
+        for row in domain_rows(domain, "".join(TextFileChunks(arguments.text / f"test_{domain}.txt")), count)
     ]
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    arguments.output.write_text(text, encoding="utf-8")
+    with replaced(arguments.output) as partial:
+        partial.write_text(text, encoding="utf-8")
     print(f"{len(rows)} rows, {len(text.encode()):,} bytes")
 
 

@@ -16,21 +16,21 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from benchmarks.resumable import Row, Rows
+from benchmarks.options import DTYPES, check_widths, model_folders, section
+from benchmarks.resumable import Columns, Row, Rows
 from compressor.architectures.masking import MaskedChannels
 from compressor.artifacts import CalibrationStatistics
 from compressor.calibration.run import calibrate
 from compressor.calibration.text import TextSource, open_documents
 from compressor.calibration.tokenizer import load_tokenizer
 from compressor.calibration.tokens import batches, pack_tokens
-from compressor.checkpoint.config_file import CONFIG_FILE
 from compressor.errors import RequestError
 from compressor.evaluation.measure import Material, Measured, compare
 from compressor.evaluation.results import collect, mean_of_scores
+from compressor.evaluation_section import EvaluationSection
 from compressor.loading import load_model, resolve_device, resolve_dtype
 from compressor.material import make_material, plan_evaluation
 from compressor.preparation import Source, open_model, open_source
-from compressor.recipe import EvaluationSection
 from compressor.retrieval_tokens import interleave, retrieval_sequences
 from compressor.sensitivity.gradients import gradient_scores, loss_gradients
 
@@ -40,6 +40,12 @@ EPSILONS = ("keep", "scaled")
 
 Kept = Mapping[int, Tensor]
 """By layer, the kept channels: int64 [H_k, keep]."""
+
+NUMBER = int | float
+FIGURES: Columns = {
+    "perplexity": dict, "kl_text": NUMBER, "kl_prompts": NUMBER | None, "memory": NUMBER | None,
+}  # fmt: skip
+"""What a row has of `figures_of` that tables read."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,7 +85,7 @@ def add_measuring_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--window", type=int, default=2048, help="tokens of a window and of a calibration sequence")
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--dtype", default="auto", choices=DTYPES)
     parser.add_argument("--seed", type=int, default=0)
 
 
@@ -94,7 +100,7 @@ def add_cut_options(parser: argparse.ArgumentParser) -> None:
 
 def supported_models(folder: Path, only: Sequence[str] | None) -> Iterator[Source]:
     """The models below `folder` that can be cut, those called `only` where names are given; others are printed."""
-    for path in sorted(path for path in folder.iterdir() if (path / CONFIG_FILE).exists()):
+    for path in model_folders(folder):
         if only and path.name not in only:
             continue
         try:
@@ -114,10 +120,12 @@ def measure_models(
     """All rows, once `measure_model` was given each supported model that lacks some of `cuts`, and its rows to be.
 
     Raises:
-        RequestError: the output is of other settings, or no model of a supported family was named.
+        RequestError: the output is of other settings, a model is narrower than a ratio asks for, or none of a
+            supported family was named.
     """
     rows.load()
     for source in supported_models(arguments.models, arguments.only):
+        check_widths(source, arguments.ratios)
         asked = [{"model": source.folder.name, **cut} for cut in cuts]
         if rows.missing(asked):
             measure_model(source, asked)
@@ -130,12 +138,12 @@ def open_bench(source: Source, arguments: argparse.Namespace) -> Bench:
     dtype = resolve_dtype(arguments.dtype, device, source.architecture)
     tokenizer = load_tokenizer(source.folder, trust_remote_code=False)
     files = [str(arguments.text / f"test_{name}.txt") for name in arguments.texts]
-    section = EvaluationSection(
-        suite="full", tasks=arguments.tasks, lengths=[arguments.length], samples=arguments.prompts,
-        mode="teacher-forced", texts=files, windows=arguments.windows, window_length=arguments.window,
-        batch_size=arguments.batch_size,
-    )  # fmt: skip
-    plan = plan_evaluation(section, source.config, tokenizer, arguments.seed, files)
+    settings = {
+        "suite": "full", "tasks": arguments.tasks, "lengths": [arguments.length], "samples": arguments.prompts,
+        "mode": "teacher-forced", "texts": files, "windows": arguments.windows, "window_length": arguments.window,
+        "batch_size": arguments.batch_size,
+    }  # fmt: skip
+    plan = plan_evaluation(section(EvaluationSection, settings), source.config, tokenizer, arguments.seed, files)
     original, cut = (
         load_model(source.architecture, source.folder, source.checkpoint.raw_config, dtype, device) for _ in range(2)
     )

@@ -13,21 +13,21 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.environment import check_output, write_result
+from benchmarks.environment import write_result
+from benchmarks.options import check_options, section
 from benchmarks.output_files import told_in_one_sentence
-from compressor.errors import RequestError
 from compressor.evaluating import EvaluationRequest, evaluate
-from compressor.recipe import EvaluationSection, RuntimeSection
+from compressor.evaluation_section import EvaluationSection
+from compressor.recipe import RuntimeSection
 
 
 @told_in_one_sentence()
 def main(words: Sequence[str] | None = None) -> None:
     arguments = _parser().parse_args(words)
-    if arguments.repeats < 1:
-        raise RequestError(f"--repeats {arguments.repeats} measures nothing but compilation; give at least 1.")
-    check_output(arguments.output)
-    section = EvaluationSection(suite=arguments.suite, texts=[str(path) for path in arguments.text])
-    request = EvaluationRequest(section, RuntimeSection(device=arguments.device), model=arguments.model)
+    check_options(arguments)
+    asked = {"suite": arguments.suite, "texts": [str(path) for path in arguments.text]}
+    runtime = RuntimeSection(device=arguments.device)
+    request = EvaluationRequest(section(EvaluationSection, asked), runtime, model=arguments.model)
     settings = {"model": Path(arguments.model).name, "suite": arguments.suite, "device": arguments.device}
     seconds = []
     for _ in range(1 + arguments.repeats):

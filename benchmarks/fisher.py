@@ -19,84 +19,55 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from benchmarks.environment import write_result
-from benchmarks.fisher_data import TEXTS, calibration_and_held_out
+from benchmarks.fisher_data import TEXTS, Data, calibration_and_held_out
 from benchmarks.fisher_variants import LEARNED, VARIANTS
 from benchmarks.learned_masks import LearnedSettings, learned_masks
+from benchmarks.options import DTYPES, check_options, check_text, check_text_folder, check_widths, open_sources
+from benchmarks.output_files import told_in_one_sentence
+from benchmarks.resumable import Columns, Row, Rows, settings_of, stored_rows
 from compressor.calibration.run import calibrate
 from compressor.calibration.tokens import batches
 from compressor.fisher.progressive import alone, progressive_fisher
 from compressor.fisher.statistics import MaskedModel, masked_divergence
 from compressor.loading import load_model, release_memory, resolve_device, resolve_dtype
-from compressor.preparation import Source, open_model, open_source
+from compressor.preparation import Source
 from compressor.selection.rrqr import strong_rrqr
 
 EPSILONS = ("scaled", "keep")
 STRONG_RRQR_F = 1.5
 
 
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """Of a selection. Passes are bare forward passes over the calibration sequences: counted, and by the clock.
-
-    `peak_gib` is what a GPU held at most beside the model, None on a CPU.
-    """
-
-    seconds: float
-    passes: float
-    passes_by_time: float
-    peak_gib: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """One model, cut, epsilon and method: KL in nats a token, what the selection cost, what its stages saw."""
-
-    model: str
-    ratio: float
-    key_dim: int
-    norm_epsilon: str
-    method: str
-    kl_text: dict[str, float]
-    kl_prompts: float
-    cost: Cost
-    steps: list[dict[str, Any]]
-
-    @property
-    def kl(self) -> float:
-        """Mean of text and prompts."""
-        return (sum(self.kl_text.values()) / len(self.kl_text) + self.kl_prompts) / 2
-
-    @property
-    def key(self) -> tuple[str, float, str, str]:
-        return self.model, self.ratio, self.norm_epsilon, self.method
+KEYS = ("model", "ratio", "norm_epsilon", "method")
+CELLS = "cells"
+"""What result files hold the rows under."""
+COLUMNS: Columns = {
+    "model": str, "ratio": int | float, "key_dim": int, "norm_epsilon": str, "method": str, "kl_text": dict,
+    "kl_prompts": int | float, "cost": dict,
+}  # fmt: skip
+"""What the table reads."""
+NOT_SETTINGS = ("results", "models", "ratios", "epsilons", "variants", "output")
+"""What is to be measured may grow from run to run; how it is measured may not."""
 
 
+@told_in_one_sentence()
 def main() -> None:
     arguments = parse_arguments()
+    check_options(arguments)
     if arguments.results:
-        print_table([cell for file in arguments.results for cell in stored_cells(file)])
-        return
-    results = Results(arguments.output, {name: str(value) for name, value in vars(arguments).items()})
-    for folder in arguments.models:
-        measure_model(open_source(open_model(str(folder), None)), arguments, results)
-    print_table(results.cells)
-
-
-def stored_cells(path: Path) -> list[Cell]:
-    cells = json.loads(path.read_text())["cells"]
-    return [Cell(**{**cell, "cost": Cost(**cell["cost"])}) for cell in cells]
+        print_table(stored_rows(arguments.results, COLUMNS, "benchmarks.fisher", CELLS))
+    else:
+        print_table(measure(arguments))
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -105,8 +76,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--models", type=Path, nargs="*", default=[], help="model folders")
     parser.add_argument("--text", type=Path, help="folder of test_prose.txt, test_docs.txt, test_code.txt")
     parser.add_argument("--calibration", default="demo", help="text to calibrate on, from the training split")
-    parser.add_argument("--ratios", type=float, nargs="*", default=[0.5, 0.75])
-    parser.add_argument("--epsilons", nargs="*", default=EPSILONS, choices=EPSILONS)
+    parser.add_argument("--ratios", type=float, nargs="+", default=[0.5, 0.75])
+    parser.add_argument("--epsilons", nargs="+", default=EPSILONS, choices=EPSILONS)
     parser.add_argument("--variants", nargs="*", default=list(VARIANTS), choices=[*VARIANTS, LEARNED])
     parser.add_argument("--samples", type=int, default=64, help="calibration sequences, half of them prompts")
     parser.add_argument(
@@ -115,71 +86,72 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--window", type=int, default=2048)
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--dtype", default="auto", choices=DTYPES)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path)
     return parser.parse_args()
 
 
-class Results:
-    """The cells so far, on disk after each."""
-
-    def __init__(self, path: Path | None, settings: dict[str, str]) -> None:
-        self._path = path
-        # What is to be measured may grow from run to run; how it is measured may not.
-        self._settings = {
-            name: value for name, value in settings.items()
-            if name not in ("models", "ratios", "epsilons", "variants", "output", "results")
-        }  # fmt: skip
-        self.cells: list[Cell] = []
-        if path is not None and path.exists():
-            stored = json.loads(path.read_text())
-            if stored["settings"] != self._settings:
-                raise SystemExit(
-                    f"{path} was measured with other settings: {stored['settings']}; give another --output."
-                )
-            self.cells = stored_cells(path)
-
-    def has(self, model: str, ratio: float, epsilon: str, method: str) -> bool:
-        return (model, ratio, epsilon, method) in {cell.key for cell in self.cells}
-
-    def add(self, cell: Cell) -> None:
-        self.cells.append(cell)
-        print_table([cell], header=len(self.cells) == 1)
-        write_result(self._path, {"settings": self._settings, "cells": [asdict(each) for each in self.cells]})
+def measure(arguments: argparse.Namespace) -> list[Row]:
+    """Every model; results are written after each row. Raises RequestError before any work."""
+    check_text_folder(arguments.text, TEXTS)
+    check_text(arguments.calibration)
+    sources = open_sources(arguments.models, "--models")
+    for source in sources:
+        check_widths(source, arguments.ratios)
+    rows = Rows(arguments.output, settings_of(arguments, NOT_SETTINGS), KEYS, CELLS)
+    rows.load()
+    for source in sources:
+        asked: list[Row] = [
+            {"model": source.folder.name, "ratio": ratio, "norm_epsilon": epsilon, "method": method}
+            for ratio, epsilon, method in itertools.product(
+                arguments.ratios, arguments.epsilons, ("drrqr", *arguments.variants)
+            )
+        ]
+        if rows.missing(asked):
+            measure_model(source, asked, rows, arguments)
+    return rows.measured()
 
 
-def measure_model(source: Source, arguments: argparse.Namespace, results: Results) -> None:
+def measure_model(source: Source, asked: list[Row], rows: Rows, arguments: argparse.Namespace) -> None:
+    """Calibrate once, then choose and measure every cut that is missing."""
+    data = calibration_and_held_out(source, arguments)
     device = resolve_device(arguments.device)
     dtype = resolve_dtype(arguments.dtype, device, source.architecture)
     model = load_model(source.architecture, source.folder, source.checkpoint.raw_config, dtype, device)
     masked = MaskedModel(source.architecture, model, source.mixers)
-    data = calibration_and_held_out(source, arguments)
     token_batches = list(batches([row for batch in data.fit for row in batch], arguments.batch_size))
     statistics = calibrate(
         source.architecture, model, source.mixers, token_batches, None, lambda progress, tokens: None
     )
     gram = (statistics.gram_q + statistics.gram_k).flatten(0, 1)
     bare = bare_seconds(model, data.fit)
-    for ratio, epsilon in itertools.product(arguments.ratios, arguments.epsilons):
-        keep = round(masked.shape[2] * (1 - ratio))
+
+    def work(cut: Row) -> Row:
+        keep = round(masked.shape[2] * (1 - cut["ratio"]))
         drrqr = kept_masks(strong_rrqr(gram, keep, STRONG_RRQR_F).indices, masked)
-        for method in ("drrqr", *arguments.variants):
-            if results.has(source.folder.name, ratio, epsilon, method):
-                continue
-            held = reset_peak(device)
-            started = time.perf_counter()
-            kept, passes, steps = drrqr, 0.0, list[dict[str, Any]]()
-            if method != "drrqr":
-                kept, passes, steps = select(masked, data.fit, keep, method, epsilon, drrqr, gram, arguments.seed)
-            seconds = time.perf_counter() - started
-            peak = None if held is None else (torch.cuda.max_memory_allocated(device) - held) / 2**30
-            scale = 1.0 if epsilon == "scaled" else source.architecture.output_scale(masked.shape[2], keep)
-            texts = {name: masked_divergence(masked, part, kept, scale, alone) for name, part in data.texts.items()}
-            prompts = masked_divergence(masked, data.prompts, kept, scale, alone)
-            cost = Cost(seconds, passes, seconds / bare, peak)
-            results.add(Cell(source.folder.name, ratio, keep, epsilon, method, texts, prompts, cost, steps))
+        held = reset_peak(device)
+        started = time.perf_counter()
+        kept, passes, steps = select(
+            masked, data.fit, keep, cut["method"], cut["norm_epsilon"], drrqr, gram, arguments.seed
+        )
+        seconds = time.perf_counter() - started
+        peak = None if held is None else (torch.cuda.max_memory_allocated(device) - held) / 2**30
+        scale = 1.0 if cut["norm_epsilon"] == "scaled" else source.architecture.output_scale(masked.shape[2], keep)
+        cost = {"seconds": seconds, "passes": passes, "passes_by_time": seconds / bare, "peak_gib": peak}
+        return {"key_dim": keep, **divergences(masked, data, kept, scale), "cost": cost, "steps": steps}
+
+    for known_by in rows.missing(asked):
+        rows.measure(known_by, lambda row=known_by: work(row))  # type: ignore[misc]
     release_memory(device)
+
+
+def divergences(masked: MaskedModel, data: Data, kept: Tensor, scale: float) -> Row:
+    """KL(dense || masked) in nats a token, of each text and of the prompts."""
+    return {
+        "kl_text": {name: masked_divergence(masked, part, kept, scale, alone) for name, part in data.texts.items()},
+        "kl_prompts": masked_divergence(masked, data.prompts, kept, scale, alone),
+    }
 
 
 def select(
@@ -193,6 +165,8 @@ def select(
     seed: int,
 ) -> tuple[Tensor, float, list[dict[str, Any]]]:
     """Masks bool [L, H_k, d_k], cost in forward passes, what stages and rounds saw."""
+    if method == "drrqr":
+        return drrqr, 0.0, []
     if method == LEARNED:
         width = masked.shape[2]
         scale = 1.0 if epsilon == "scaled" else masked.architecture.output_scale(width, keep)
@@ -236,16 +210,17 @@ def bare_seconds(model: PreTrainedModel, fit: Sequence[Tensor]) -> float:
     return seconds[-1]
 
 
-def print_table(cells: list[Cell], header: bool = True) -> None:
-    if header:
-        print(f"{'model':<14}{'keep':>5} {'epsilon':<8}{'method':<22}{'prose':>8}{'docs':>8}{'code':>8}{'prompts':>9}"
-              f"{'mean':>8}{'passes':>8}{'by time':>9}")  # fmt: skip
-    for cell in cells:
-        texts = "".join(f"{cell.kl_text[name]:8.4f}" for name in TEXTS)
+def print_table(rows: Sequence[Row]) -> None:
+    """KL in nats a token; `mean` is of text and prompts. Passes are counted, and by the clock."""
+    texts = "".join(f"{name:>8}" for name in TEXTS)
+    figures = f"{texts}{'prompts':>9}{'mean':>8}{'passes':>8}{'by time':>9}"
+    print(f"{'model':<14}{'keep':>5} {'epsilon':<8}{'method':<22}{figures}")
+    for row in rows:
+        texts = "".join(f"{row['kl_text'][name]:8.4f}" for name in TEXTS)
+        mean = (fmean(row["kl_text"].values()) + row["kl_prompts"]) / 2
         print(
-            f"{cell.model:<14}{cell.key_dim:>5} {cell.norm_epsilon:<8}{cell.method:<22}{texts}{cell.kl_prompts:9.4f}"
-            f"{cell.kl:8.4f}{cell.cost.passes:8.1f}{cell.cost.passes_by_time:9.1f}",
-            flush=True,
+            f"{row['model']:<14}{row['key_dim']:>5} {row['norm_epsilon']:<8}{row['method']:<22}{texts}"
+            f"{row['kl_prompts']:9.4f}{mean:8.4f}{row['cost']['passes']:8.1f}{row['cost']['passes_by_time']:9.1f}"
         )
 
 

@@ -12,8 +12,10 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from compressor.calibration.text import TextSource, open_documents
+from compressor.calibration.text_file import TextFileChunks
 from compressor.calibration.tokenizer import load_tokenizer
 from compressor.calibration.tokens import batches, pack_tokens
+from compressor.errors import RequestError
 from compressor.evaluation.prompt_sets import minimum_lengths
 from compressor.evaluation.prompt_tokens import TokenCounter, encode_prompts
 from compressor.preparation import Source
@@ -45,15 +47,24 @@ def calibration_and_held_out(source: Source, arguments: argparse.Namespace) -> D
     def batched(sequences: Sequence[Tensor]) -> list[Tensor]:
         return [batch.input_ids for batch in batches(sequences, arguments.batch_size)]
 
-    texts = {name: batched(text_windows(tokenizer, arguments.text / f"test_{name}.txt", arguments)) for name in TEXTS}
+    texts = {
+        name: batched(
+            list(text_windows(tokenizer, arguments.text / f"test_{name}.txt", arguments.held_out, arguments.window))
+        )
+        for name in TEXTS
+    }
     unseen = prompt_windows(tokenizer, vocabulary, arguments)
     return Data(batched(interleave(text, retrieval)), texts, batched(unseen))
 
 
-def text_windows(tokenizer: PreTrainedTokenizerBase, path: Path, arguments: argparse.Namespace) -> list[Tensor]:
-    ids = tokenizer(path.read_text(encoding="utf-8"), add_special_tokens=False, verbose=False)["input_ids"]
-    count = min(arguments.held_out, len(ids) // arguments.window)
-    return list(torch.tensor(ids[: count * arguments.window]).split(arguments.window))
+def text_windows(tokenizer: PreTrainedTokenizerBase, path: Path, most: int, window: int) -> Tensor:
+    """The first windows of a text, int64 [at most `most`, window]. Raises RequestError where it has none."""
+    text = "".join(TextFileChunks(path))
+    ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    count = min(most, len(ids) // window)
+    if not count:
+        raise RequestError(f"{path} has {len(ids)} tokens, and a window {window}; give a longer text or less --window.")
+    return torch.tensor(ids[: count * window]).reshape(count, window)
 
 
 def prompt_windows(tokenizer: PreTrainedTokenizerBase, vocabulary: int, arguments: argparse.Namespace) -> list[Tensor]:

@@ -20,17 +20,18 @@ import torch
 from transformers import PreTrainedModel
 
 from benchmarks.environment import write_result
+from benchmarks.options import DTYPES, check_options, check_widths, open_sources, section
+from benchmarks.output_files import told_in_one_sentence
 from compressor.architectures.masking import MaskedChannels
 from compressor.calibration.tokenizer import load_tokenizer
 from compressor.evaluation.measure import Material, measure
+from compressor.evaluation_section import EvaluationSection
 from compressor.loading import load_model, resolve_device, resolve_dtype
 from compressor.material import make_material, plan_evaluation
-from compressor.preparation import Source, open_model, open_source
-from compressor.recipe import EvaluationSection
-
-DTYPES = ("auto", "float32", "bfloat16", "float16")
+from compressor.preparation import Source
 
 
+@told_in_one_sentence()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="+")
@@ -47,23 +48,26 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
+    check_options(arguments)
+    sources = open_sources(arguments.models, "MODEL")
+    materials = [make_prompts(source, arguments) for source in sources]
+    for source in sources:
+        check_widths(source, [1 - share for share in arguments.shares])
     runs: list[dict[str, Any]] = []
-    for name in arguments.models:
-        for run in measure_model(name, arguments):
+    for source, material in zip(sources, materials, strict=True):
+        for run in measure_model(source, material, arguments):
             runs.append(run)
             print(" ".join(f"{key}={value}" for key, value in run.items()), flush=True)
             write_result(arguments.output, {"settings": vars(arguments) | {"output": None}, "runs": runs})
 
 
-def measure_model(name: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+def measure_model(source: Source, material: Material, arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """One row a variant."""
-    source = open_source(open_model(name, None))
     device = resolve_device(arguments.device)
     model, *others = (
         load_model(source.architecture, source.folder, source.checkpoint.raw_config, dtype, device)
         for dtype in (resolve_dtype(name, device, source.architecture) for name in arguments.dtype)
     )
-    material = make_prompts(source, arguments)
     setting: dict[str, Any] = {"batch_size": material.batch_size, "share": 1.0}
     rows = []
     for batch_size in arguments.batch_sizes:
@@ -78,13 +82,14 @@ def measure_model(name: str, arguments: argparse.Namespace) -> list[dict[str, An
 
 def make_prompts(source: Source, arguments: argparse.Namespace) -> Material:
     """The texts and prompts that every variant is asked."""
-    section = EvaluationSection(
-        suite="full", tasks=arguments.tasks, lengths=[arguments.length], samples=arguments.samples,
-        mode="teacher-forced", texts=arguments.text, windows=arguments.windows,
-        window_length=arguments.window_length, batch_size=arguments.batch_sizes[0],
-    )  # fmt: skip
+    settings = {
+        "suite": "full", "tasks": arguments.tasks, "lengths": [arguments.length], "samples": arguments.samples,
+        "mode": "teacher-forced", "texts": arguments.text, "windows": arguments.windows,
+        "window_length": arguments.window_length, "batch_size": arguments.batch_sizes[0],
+    }  # fmt: skip
     tokenizer = load_tokenizer(source.folder, trust_remote_code=False)
-    plan = plan_evaluation(section, source.config, tokenizer, arguments.seed, arguments.text)
+    asked = section(EvaluationSection, settings)
+    plan = plan_evaluation(asked, source.config, tokenizer, arguments.seed, arguments.text)
     return make_material(plan, (), "", lambda prompts: None)
 
 

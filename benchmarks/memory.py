@@ -23,8 +23,11 @@ from typing import Any
 import torch
 
 from benchmarks.environment import write_result
+from benchmarks.options import DTYPES, check_options
+from benchmarks.output_files import check_folder_to_write, told_in_one_sentence
 from benchmarks.random_checkpoint import make_checkpoint
 from compressor.artifacts import Selection
+from compressor.errors import RunError
 from compressor.export.sizes import parse_size
 from compressor.preparation import choose_width, open_model, open_source, plan_cut
 from compressor.recipe import Recipe
@@ -36,6 +39,7 @@ CALIBRATION = ["--calibration", "demo", "--ratio", "0.5", "--device", "cpu"]
 WITHOUT_WHOLE_MODELS = ["--no-refit", "--no-evaluate", "--no-verify"]
 
 
+@told_in_one_sentence()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, help="for the temporary folder; default: the system's")
@@ -43,14 +47,16 @@ def main() -> None:
     parser.add_argument("--hidden-size", type=int, default=2560)
     parser.add_argument("--samples", type=int, default=4)
     parser.add_argument("--sequence-length", type=int, default=320)
-    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--dtype", default="auto", choices=DTYPES)
     parser.add_argument("--in-memory", action="store_true", help="calibrate in memory too, and compare the channels")
     parser.add_argument("--output", type=Path)
     parser.add_argument("--cut", nargs=2, type=Path, metavar=("MODEL", "DIR"), help="what the first process runs")
     arguments = parser.parse_args()
+    check_options(arguments)
     if arguments.cut is not None:
         cut(*arguments.cut)
         return
+    check_folder_to_write("--folder", arguments.folder)
     folder = Path(tempfile.mkdtemp(prefix="compressor-memory-", dir=arguments.folder))
     try:
         result = measure(folder, arguments)
@@ -107,7 +113,7 @@ def watched(command: list[str]) -> dict[str, Any]:
     """Peak RssAnon and seconds of a process and its children.
 
     Raises:
-        SystemExit: the process failed.
+        RunError: the process failed.
     """
     started, peak = time.perf_counter(), 0
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
@@ -115,7 +121,7 @@ def watched(command: list[str]) -> dict[str, Any]:
         peak = max(peak, anonymous_bytes(process.pid))
         time.sleep(SECONDS_BETWEEN_SAMPLES)
     if process.returncode:
-        raise SystemExit(f"{' '.join(command)} failed with status {process.returncode}")
+        raise RunError(f"{' '.join(command)} failed with status {process.returncode}; what it said is above.")
     return {"peak_rss_anon": peak, "seconds": round(time.perf_counter() - started, 1)}
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -69,3 +70,37 @@ def check_figure(path: Path | None) -> None:
         raise RequestError(f'--figure {path}: "{path.suffix}" is not drawn; use {", ".join(FIGURES)}.')
     with beside(path) as partial:
         partial.touch()
+
+
+def check_folder_to_write(option: str, folder: Path | None) -> None:
+    """Make the folder, and have it known before the work that files can be written there; nothing when it is None.
+
+    Raises:
+        RequestError: they cannot.
+    """
+    if folder is None:
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise RequestError(
+            f"{option} {folder} is no folder to write into ({error.strerror or error}); name one where you may write."
+        ) from error
+
+
+def draw_figure(
+    path: Path | None, shown: Sequence[object], draw: Callable[[Path], None], option: str = "--figure"
+) -> None:
+    """Have `draw` write the figure of what is `shown`; nothing when `path` is None.
+
+    Raises:
+        RequestError: nothing is shown, or the figure cannot be written.
+    """
+    if path is None:
+        return
+    if not shown:
+        raise RequestError(f"{option} {path}: no cut that it shows was measured; leave out {option}.")
+    with replaced(path) as partial:
+        draw(partial)

@@ -28,6 +28,7 @@ from statistics import fmean
 import torch
 
 from benchmarks.cuts import (
+    FIGURES,
     Bench,
     add_cut_options,
     add_measuring_options,
@@ -37,9 +38,10 @@ from benchmarks.cuts import (
     open_bench,
     supported_models,
 )
-from benchmarks.output_files import told_in_one_sentence
+from benchmarks.options import check_folders, check_methods, check_options, check_text, check_widths
+from benchmarks.output_files import draw_figure, told_in_one_sentence
 from benchmarks.principal_directions import nearest_filters, principal_directions, retained_squares, shared_filters
-from benchmarks.resumable import Row, Rows, settings_of, stored_rows
+from benchmarks.resumable import Columns, Row, Rows, settings_of, stored_rows
 from benchmarks.rotated_model import (
     Directions,
     Filters,
@@ -59,18 +61,24 @@ from compressor.selection.registry import build_selector
 EXACT = "pca-exact"
 FILTERS: Mapping[str, Filters] = {"pca-nearest": nearest_filters, "pca-shared": shared_filters}
 ROTATIONS = (EXACT, *FILTERS)
+COLUMNS: Columns = {
+    "model": str, "method": str, "scoring": str, "ratio": int | float, "norm_epsilon": str, "key_dim": int, **FIGURES,
+}  # fmt: skip
+"""What the tables read."""
 NOT_SETTINGS = ("results", "models", "only", "methods", "ratios", "norm_epsilon", "output", "figure")
 
 
 @told_in_one_sentence()
 def main() -> None:
     arguments = parse_arguments()
-    rows = stored_rows(arguments.results) if arguments.results else measure(arguments)
+    check_options(arguments)
+    rows = stored_rows(arguments.results, COLUMNS, "benchmarks.pca") if arguments.results else measure(arguments)
     print_cuts(rows)
     print_retained(rows)
-    if arguments.figure is not None:
-        # The exact rotation without a cut differs from the original by rounding, which a logarithmic axis would show.
-        draw_cuts([row for row in rows if (row["method"], row["ratio"]) != (EXACT, 0.0)], arguments.figure)
+    # The exact rotation without a cut differs from the original by rounding, which a logarithmic axis would show.
+    drawn = [row for row in rows if (row["method"], row["ratio"]) != (EXACT, 0.0)]
+    cuts = [row for row in drawn if row["method"] != "dense"]
+    draw_figure(arguments.figure, cuts, lambda partial: draw_cuts(drawn, partial))
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -82,7 +90,14 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def measure(arguments: argparse.Namespace) -> list[Row]:
-    """Every model that can be cut and rotated; results are written after each row, and models refused are printed."""
+    """Every model that can be cut and rotated; results are written after each row, and models refused are printed.
+
+    Raises:
+        RequestError: before any work, for what cannot be measured.
+    """
+    check_folders(arguments, arguments.texts)
+    check_text(arguments.calibration)
+    check_methods(arguments.methods)
     rows = Rows(arguments.output, settings_of(arguments, NOT_SETTINGS), KEYS)
     rows.load()
     for source in supported_models(arguments.models, arguments.only):
@@ -91,6 +106,7 @@ def measure(arguments: argparse.Namespace) -> list[Row]:
         except RequestError as refusal:
             print(f"{source.folder.name}: not measured: {refusal}")
             continue
+        check_widths(source, arguments.ratios)
         asked = [{"model": source.folder.name, "scoring": "qk", **cut} for cut in cuts(arguments)]
         if rows.missing(asked):
             measure_model(open_bench(source, arguments), asked, rows, arguments)

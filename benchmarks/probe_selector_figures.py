@@ -12,6 +12,7 @@ import torch
 
 from benchmarks.resumable import Row
 from benchmarks.selector_figures import COLORS
+from compressor.errors import RequestError
 from compressor.evaluation.results import Score, score_of
 from compressor.probe.horizons import pearson, spearman
 
@@ -63,11 +64,13 @@ def head_use(row: Row, dense: Row) -> HeadUse:
 
 
 def dense_of(rows: Sequence[Row], model: str) -> Row:
-    """Raises SystemExit where the model as it is was not measured."""
+    """Raises RequestError where the model as it is was not measured."""
     for row in rows:
         if (row["model"], row["method"]) == (model, "dense"):
             return row
-    raise SystemExit(f"no row of {model} as it is, which cuts are compared with; measure again with another --output.")
+    raise RequestError(
+        f"no row of {model} as it is, which cuts are compared with; measure again with another --output."
+    )
 
 
 def print_probes(rows: Sequence[Row]) -> None:
@@ -97,8 +100,8 @@ def draw_probes(rows: Sequence[Row], path: Path) -> None:
     lines = list(dict.fromkeys((row["model"], row["norm_epsilon"]) for row in cuts))
     methods = list(dict.fromkeys(row["method"] for row in cuts))
     columns = len(methods) + 3
-    figure = Figure(figsize=(3.3 * columns, 3.4 * max(1, len(lines))), layout="constrained")
-    grid = figure.subplots(max(1, len(lines)), columns, squeeze=False)
+    figure = Figure(figsize=(3.3 * columns, 3.4 * len(lines)), layout="constrained")
+    grid = figure.subplots(len(lines), columns, squeeze=False)
     for panels, (model, epsilon) in zip(grid, lines, strict=False):
         dense = dense_of(rows, model)
         made = [row for row in cuts if (row["model"], row["norm_epsilon"]) == (model, epsilon)]
@@ -109,7 +112,7 @@ def draw_probes(rows: Sequence[Row], path: Path) -> None:
         narrowest = [row for row in made if row["ratio"] == max(each["ratio"] for each in made)]
         _draw_conditions(panels[-3], [dense, *narrowest])
         _draw_along(panels[-2], panels[-1], [dense, *narrowest])
-    FigureCanvasAgg(figure).print_figure(str(path), dpi=90, format="png")
+    FigureCanvasAgg(figure).print_figure(str(path), dpi=90)
 
 
 def _draw_heads(axes: Axes, rows: Sequence[Row], dense: Row, method: str) -> None:

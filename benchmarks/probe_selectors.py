@@ -34,9 +34,10 @@ from benchmarks.cuts import (
     measure_models,
     mixed_statistics,
 )
-from benchmarks.output_files import told_in_one_sentence
+from benchmarks.options import DTYPES, check_methods, check_models, check_options, check_text
+from benchmarks.output_files import draw_figure, told_in_one_sentence
 from benchmarks.probe_selector_figures import draw_probes, print_probes
-from benchmarks.resumable import Row, Rows, settings_of, stored_rows
+from benchmarks.resumable import Columns, Row, Rows, settings_of, stored_rows
 from compressor.architectures.base import Mixer
 from compressor.architectures.family import family_of
 from compressor.calibration.text import TextSource, open_documents
@@ -54,16 +55,26 @@ from compressor.selection.registry import build_selector
 
 METHODS = ("drrqr", "energy", "l1", "random")
 KEYS = ("model", "method", "ratio", "norm_epsilon")
+COLUMNS: Columns = {
+    "model": str, "method": str, "ratio": int | float, "norm_epsilon": str, "key_dim": int, "losses": list,
+    "heads": dict, "singular_values": list, "tokens": list, "utilisation": list,
+}  # fmt: skip
+"""What the table and the figure read."""
 NOT_SETTINGS = ("results", "models", "only", "methods", "ratios", "norm_epsilon", "output", "figure")
 
 
 @told_in_one_sentence()
 def main() -> None:
     arguments = parse_arguments()
-    rows = stored_rows(arguments.results) if arguments.results else measure(arguments)
+    check_options(arguments)
+    rows = (
+        stored_rows(arguments.results, COLUMNS, "benchmarks.probe_selectors")
+        if arguments.results
+        else measure(arguments)
+    )
     print_probes(rows)
-    if arguments.figure is not None:
-        draw_probes(rows, arguments.figure)
+    cuts_made = [row for row in rows if row["method"] != "dense"]
+    draw_figure(arguments.figure, cuts_made, lambda partial: draw_probes(rows, partial))
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -81,7 +92,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--window", type=int, default=2048, help="tokens of a calibration sequence")
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--dtype", default="auto", choices=DTYPES)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path)
     parser.add_argument("--figure", type=Path)
@@ -89,7 +100,11 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def measure(arguments: argparse.Namespace) -> list[Row]:
-    """Every model of a supported family; results are written after each row."""
+    """Every model of a supported family; results are written after each row. Raises RequestError before any work."""
+    check_models(arguments.models, arguments.only)
+    check_text(arguments.text, held_out=True)
+    check_text(arguments.calibration)
+    check_methods(arguments.methods)
     rows = Rows(arguments.output, settings_of(arguments, NOT_SETTINGS), KEYS)
 
     def measure_one(source: Source, asked: list[Row]) -> None:

@@ -16,19 +16,23 @@ prints and draws results again.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from benchmarks.cuts import supported_models
 from benchmarks.environment import write_result
+from benchmarks.fisher_data import TEXTS, text_windows
+from benchmarks.options import check_folders, check_options, check_text
+from benchmarks.output_files import draw_figure, told_in_one_sentence
+from benchmarks.resumable import Columns, refuse_nothing_measured, stored_rows
 from compressor.architectures.masking import ScaledOutput
 from compressor.artifacts import CalibrationStatistics
 from compressor.calibration.run import calibrate
@@ -36,17 +40,20 @@ from compressor.calibration.text import TextSource, open_documents
 from compressor.calibration.tokenizer import load_tokenizer
 from compressor.calibration.tokens import batches, pack_tokens
 from compressor.checkpoint.config_file import CONFIG_FILE, read_config
-from compressor.errors import RequestError
 from compressor.evaluation.language_modelling import cross_entropy_sum, kl_divergence_sum
 from compressor.loading import load_model, resolve_device, resolve_dtype
-from compressor.preparation import Source, open_model, open_source, plan_cut
+from compressor.preparation import Source, plan_cut
 from compressor.recipe import Recipe
 from compressor.selecting import select_channels
 from compressor.writing import write_checkpoint
 
 METHODS = ("drrqr", "l1", "random")
 RATIOS = (0.25, 0.5, 0.75)
-TEXTS = ("prose", "docs", "code")
+COLUMNS: Columns = {
+    "model": str, "method": str, "ratio": int | float, "norm_epsilon": str, "key_dim": int, "perplexity": dict,
+    "kl": int | float,
+}  # fmt: skip
+"""Of a cell, as `Cell` has them."""
 
 
 @dataclass
@@ -62,6 +69,7 @@ class Cell:
     kl: float
 
 
+@told_in_one_sentence()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, nargs="*", help="print and draw these result files; measure nothing")
@@ -77,54 +85,57 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     parser.add_argument("--figure", type=Path)
     arguments = parser.parse_args()
+    check_options(arguments)
     cells = stored_cells(arguments.results) if arguments.results else measure(arguments)
     print_table(cells)
-    if arguments.figure is not None:
-        draw(cells, arguments.figure)
+    cuts = [cell for cell in cells if cell.method != "dense"]
+    draw_figure(arguments.figure, cuts, lambda partial: draw(cuts, partial))
 
 
-def stored_cells(files: list[Path]) -> list[Cell]:
-    return [Cell(**cell) for file in files for cell in json.loads(file.read_text())["cells"]]
+def stored_cells(files: Sequence[Path]) -> list[Cell]:
+    """Raises RequestError for a file that holds none."""
+    rows = stored_rows(files, COLUMNS, "benchmarks.quality", "cells")
+    return [Cell(**{name: row[name] for name in COLUMNS}) for row in rows]
 
 
 def measure(arguments: argparse.Namespace) -> list[Cell]:
-    """Every model of a supported family; results are written after each."""
+    """Every model of a supported family; results are written after each. Raises RequestError before any work."""
+    check_folders(arguments, TEXTS)
+    check_text(arguments.calibration)
     cells: list[Cell] = []
-    for folder in sorted(path for path in arguments.models.iterdir() if (path / CONFIG_FILE).exists()):
-        if arguments.only and folder.name not in arguments.only:
-            continue
-        try:
-            source = open_source(open_model(str(folder), None))
-        except RequestError as refusal:
-            print(f"{folder.name}: not measured: {refusal}")
-            continue
+    for source in supported_models(arguments.models, arguments.only):
         cells += measure_model(source, arguments)
         write_result(arguments.output, {"settings": _settings(arguments), "cells": [asdict(cell) for cell in cells]})
+    refuse_nothing_measured(cells)
     return cells
 
 
 def measure_model(source: Source, arguments: argparse.Namespace) -> list[Cell]:
     """Calibrate once, then export, reload and measure every cut of one model."""
+    tokenizer = load_tokenizer(source.folder, trust_remote_code=False)
+    windows = {
+        text: text_windows(tokenizer, arguments.text / f"test_{text}.txt", arguments.windows, arguments.window)
+        for text in TEXTS
+    }
     device = resolve_device(arguments.device)
     dtype = resolve_dtype("auto", device, source.architecture)
     raw_config = source.checkpoint.raw_config
     original = load_model(source.architecture, source.folder, raw_config, dtype, device)
-    statistics = calibration_statistics(source, original, arguments)
+    statistics = calibration_statistics(source, original, tokenizer, arguments)
     with tempfile.TemporaryDirectory() as folder:
         cuts = {
             (method, ratio): export_cut(source, statistics, method, ratio, Path(folder), dtype, device, arguments.seed)
             for method in METHODS
             for ratio in RATIOS
         }
-        figures = compare(source, original, cuts, arguments)
+        figures = compare(source, original, cuts, windows)
     print_table(figures)
     return figures
 
 
 def calibration_statistics(
-    source: Source, model: PreTrainedModel, arguments: argparse.Namespace
+    source: Source, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, arguments: argparse.Namespace
 ) -> CalibrationStatistics:
-    tokenizer = load_tokenizer(source.folder, trust_remote_code=False)
     packed = pack_tokens(
         open_documents(TextSource(arguments.calibration)), tokenizer, arguments.samples, arguments.window, 0,
         arguments.seed, vocab_size=source.config.get_text_config(decoder=True).vocab_size,
@@ -150,9 +161,9 @@ def compare(
     source: Source,
     original: PreTrainedModel,
     cuts: dict[tuple[str, float], PreTrainedModel],
-    arguments: argparse.Namespace,
+    windows: Mapping[str, Tensor],
 ) -> list[Cell]:
-    """Run original and cuts over the same windows; the cuts with their epsilon kept and scaled."""
+    """Run original and cuts over the same windows of each text; the cuts with their epsilon kept and scaled."""
     name, dense = (
         source.folder.name,
         Cell(source.folder.name, "dense", 0.0, "keep", source.mixers[0].head_k_dim, {}, 0.0),
@@ -166,7 +177,7 @@ def compare(
         losses = dict.fromkeys(cells, 0.0)
         divergences = dict.fromkeys(cells, 0.0)
         dense_loss, tokens = 0.0, 0
-        for window in text_windows(source, arguments.text / f"test_{text}.txt", arguments):
+        for window in windows[text].split(8):
             expected, targets = logits(original, window), window[:, 1:].flatten().to(original.device)
             dense_loss += cross_entropy_sum(expected, targets)
             tokens += len(targets)
@@ -193,15 +204,6 @@ def epsilon_variant(source: Source, cut: PreTrainedModel, ratio: float, policy: 
     return source.architecture.tapped(cut, mixers, ScaledOutput(1 / kept_scale))
 
 
-def text_windows(source: Source, path: Path, arguments: argparse.Namespace) -> Iterator[Tensor]:
-    """The first windows of a text, int64 [8, window], as the models' own scores were taken."""
-    tokenizer = load_tokenizer(source.folder, trust_remote_code=False)
-    ids = tokenizer(path.read_text(encoding="utf-8"), add_special_tokens=False, verbose=False)["input_ids"]
-    count = min(arguments.windows, len(ids) // arguments.window)
-    windows = torch.tensor(ids[: count * arguments.window]).reshape(count, arguments.window)
-    yield from windows.split(8)
-
-
 @torch.inference_mode()
 def logits(model: PreTrainedModel, window: Tensor) -> Tensor:
     """[B * (T - 1), vocabulary]"""
@@ -210,10 +212,10 @@ def logits(model: PreTrainedModel, window: Tensor) -> Tensor:
 
 
 def print_table(cells: list[Cell]) -> None:
-    print(f"{'model':<14}{'method':<8}{'keep':>5} {'epsilon':<8}{'prose':>8}{'docs':>8}{'code':>8}{'KL':>9}")
+    print(f"{'model':<18}{'method':<8}{'keep':>5} {'epsilon':<8}{'prose':>8}{'docs':>8}{'code':>8}{'KL':>9}")
     for cell in cells:
         figures = "".join(f"{cell.perplexity[text]:8.2f}" for text in TEXTS)
-        print(f"{cell.model:<14}{cell.method:<8}{cell.key_dim:>5} {cell.norm_epsilon:<8}{figures}{cell.kl:9.4f}")
+        print(f"{cell.model:<18}{cell.method:<8}{cell.key_dim:>5} {cell.norm_epsilon:<8}{figures}{cell.kl:9.4f}")
 
 
 def draw(cells: list[Cell], path: Path) -> None:

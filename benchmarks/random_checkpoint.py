@@ -16,8 +16,11 @@ import torch
 from torch import Tensor
 from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
+from benchmarks.options import check_options
+from benchmarks.output_files import told_in_one_sentence
 from compressor.checkpoint.validation import meta_model
 from compressor.demo import demo_model_path
+from compressor.errors import RequestError
 from compressor.export.disk import refuse_too_little_space
 from compressor.export.weights import OutputTensor, write_weights
 
@@ -25,6 +28,7 @@ DTYPE = torch.bfloat16
 SHARD_BYTES = 2_000_000_000
 
 
+@told_in_one_sentence()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
@@ -32,6 +36,7 @@ def main() -> None:
     parser.add_argument("--hidden-size", type=int, default=2560)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
+    check_options(arguments)
     size = make_checkpoint(arguments.folder, arguments.layers, arguments.hidden_size, arguments.seed)
     print(f"{arguments.folder}: {size:,} bytes")
 
@@ -40,7 +45,7 @@ def make_checkpoint(folder: Path, layers: int, hidden_size: int, seed: int) -> i
     """Write the checkpoint into `folder`, which must not exist; bytes of its weights.
 
     Raises:
-        RequestError: too little space.
+        RequestError: the folder exists or cannot be made, or too little space.
     """
     config = Qwen3_5TextConfig(
         vocab_size=248_320,
@@ -65,7 +70,10 @@ def make_checkpoint(folder: Path, layers: int, hidden_size: int, seed: int) -> i
         for name, shape in shapes.items()
     ]
     refuse_too_little_space(folder, sum(tensor.num_bytes for tensor in tensors))
-    folder.mkdir(parents=True)
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise RequestError(f"{folder} cannot be made ({error.strerror}); name a folder that does not exist.") from error
     config.save_pretrained(folder)
     for file in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
         if (demo_model_path() / file).exists():

@@ -39,7 +39,19 @@ from transformers import PreTrainedModel
 
 from benchmarks.cuts import MEMORY_TASKS
 from benchmarks.environment import write_result
+from benchmarks.options import check_options, section
+from benchmarks.output_files import draw_figure, told_in_one_sentence
 from benchmarks.recovery_figure import draw, print_table
+from benchmarks.recovery_request import (
+    CUTS,
+    DENSE,
+    SEQUENCE_LENGTH,
+    check_request,
+    cut_recipe,
+    recovery_section,
+    trained_variant,
+)
+from benchmarks.resumable import Columns, stored_rows
 from compressor.calibration.tokenizer import load_tokenizer
 from compressor.checkpoint.config_file import CONFIG_FILE, read_config
 from compressor.checkpoint.headers import read_tensor
@@ -47,23 +59,25 @@ from compressor.distilling import plan_training
 from compressor.evaluation.measure import Material, compare
 from compressor.evaluation.pairing import differences, memory_difference
 from compressor.evaluation.results import Difference, collect
+from compressor.evaluation_section import EvaluationSection
 from compressor.export.replacement import replace_tensors
 from compressor.loading import load_model, release_memory, resolve_device, resolve_dtype
 from compressor.material import make_material, plan_evaluation
 from compressor.pipeline import compress
 from compressor.planning import RunOptions
 from compressor.preparation import Source, open_model, open_source
-from compressor.recipe import CalibrationSection, EvaluationSection, Recipe, RecoverySection, RuntimeSection
+from compressor.recipe import CalibrationSection, RecoverySection, RuntimeSection
 from compressor.recovering import RecoverRequest, recover
 from compressor.recovery.student import prepare_student
 from compressor.recovery.training import train
 
-CUTS = {"cut": (False, "keep"), "scaled": (False, "scaled"), "refit": (True, "keep"), "refit-scaled": (True, "scaled")}
-"""Whether a variant is refitted, and its norm epsilon."""
-SEQUENCE_LENGTH = 2048
-TRAINED = re.compile(
-    r"(?P<kind>mixers|lora|control)-(?P<millions>[\d.]+)M(-from-(?P<start>cut|scaled|refit|refit-scaled))?"
-)
+NUMBER = int | float
+COLUMNS: Columns = {
+    "model": str, "ratio": NUMBER, "variant": str, "method": str, "settings": list, "perplexity": dict,
+    "kl_text": NUMBER, "kl_prompts": NUMBER, "memory": NUMBER, "memory_difference": NUMBER,
+    "memory_standard_error": NUMBER | None, "memory_tokens": NUMBER, "seconds": NUMBER,
+}  # fmt: skip
+"""What the table and the figure read."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +95,7 @@ class Bench:
         return path
 
 
+@told_in_one_sentence()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?")
@@ -101,19 +116,16 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     parser.add_argument("--figure", type=Path)
     arguments = parser.parse_args()
-    if arguments.results:
-        rows = [row for file in arguments.results for row in json.loads(file.read_text())["rows"]]
-    else:
-        rows = measure(arguments)
+    check_options(arguments)
+    rows = stored_rows(arguments.results, COLUMNS, "benchmarks.recovery") if arguments.results else measure(arguments)
     print_table(rows)
-    if arguments.figure is not None:
-        draw(rows, arguments.figure)
+    draw_figure(arguments.figure, rows, lambda partial: draw(rows, partial))
 
 
 def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """One row a variant; results are written after each."""
+    check_request(arguments)
     bench = prepare(arguments)
-    arguments.work.mkdir(parents=True, exist_ok=True)
     rows: list[dict[str, Any]] = []
     for name in arguments.variants:
         start = time.monotonic()
@@ -132,13 +144,14 @@ def prepare(arguments: argparse.Namespace) -> Bench:
     source = open_source(open_model(arguments.model, None))
     device = resolve_device(arguments.device)
     dtype = resolve_dtype("auto", device, source.architecture)
-    section = EvaluationSection(
-        suite="full", tasks=list(MEMORY_TASKS), lengths=[arguments.length], samples=arguments.samples,
-        mode="teacher-forced",
-        texts=arguments.text, windows=arguments.windows, window_length=SEQUENCE_LENGTH,
-    )  # fmt: skip
+    settings = {
+        "suite": "full", "tasks": list(MEMORY_TASKS), "lengths": [arguments.length], "samples": arguments.samples,
+        "mode": "teacher-forced", "texts": arguments.text, "windows": arguments.windows,
+        "window_length": SEQUENCE_LENGTH,
+    }  # fmt: skip
     tokenizer = load_tokenizer(source.folder, trust_remote_code=False)
-    plan = plan_evaluation(section, source.config, tokenizer, arguments.seed, arguments.text)
+    asked = section(EvaluationSection, settings)
+    plan = plan_evaluation(asked, source.config, tokenizer, arguments.seed, arguments.text)
     material = make_material(plan, (), "", lambda prompts: None)
     dense = load_model(source.architecture, source.folder, source.checkpoint.raw_config, dtype, device)
     return Bench(source, dense, material, arguments.ratio, arguments)
@@ -146,22 +159,20 @@ def prepare(arguments: argparse.Namespace) -> Bench:
 
 def build(bench: Bench, name: str) -> tuple[PreTrainedModel, dict[str, Any]]:
     """The variant's model, and what is to be told of it beside its figures."""
-    if name == "dense":
+    if name == DENSE:
         return bench.dense, {}
     if name in CUTS:
         return _load(bench, _cut(bench, name)), {}
-    match = TRAINED.fullmatch(name)
-    if match is None:
-        raise SystemExit(f"unknown variant {name!r}; see --help.")
-    section = _recovery_section(bench, match["kind"], float(match["millions"]) * 1e6)
+    variant = trained_variant(name)
+    section = recovery_section(bench.arguments, variant)
     folder = bench.folder(_labelled(bench, name))
     if (folder / CONFIG_FILE).exists():  # of an earlier call
         return _load(bench, folder), {"training": _last_step(folder)}
-    if match["kind"] == "control":
+    if variant["kind"] == "control":
         return _control(bench, section, name)
     report = recover(
         RecoverRequest(
-            folder=_cut(bench, match["start"] or "refit"), teacher=str(bench.source.folder), output_dir=folder,
+            folder=_cut(bench, variant["start"] or "refit"), teacher=str(bench.source.folder), output_dir=folder,
             section=section, runtime=_runtime(bench), options=RunOptions(overwrite=True), evaluate=False, verify=False,
         )
     )  # fmt: skip
@@ -208,41 +219,8 @@ def _cut(bench: Bench, name: str) -> Path:
     folder = bench.folder(name)
     if (folder / CONFIG_FILE).exists():
         return folder
-    arguments, (refitted, epsilon) = bench.arguments, CUTS[name]
-    compress(
-        Recipe.from_settings(
-            {
-                "model": str(bench.source.folder),
-                "output_dir": str(folder),
-                "selection": {
-                    "ratio": bench.ratio,
-                    "method": arguments.method,
-                    "norm_epsilon": epsilon,
-                },
-                "calibration": {"source": arguments.training_text, "samples": arguments.calibration_samples},
-                "runtime": {"device": arguments.device, "seed": arguments.seed},
-                "recovery": {"refit": refitted},
-                "export": {"evaluate": False, "verify": False},
-            }
-        ),
-        RunOptions(overwrite=True),
-    )
+    compress(cut_recipe(bench.arguments, str(bench.source.folder), folder, name), RunOptions(overwrite=True))
     return folder
-
-
-def _recovery_section(bench: Bench, kind: str, tokens: float) -> RecoverySection:
-    chosen = {name: json.loads(value) for name, _, value in (each.partition("=") for each in bench.arguments.set)}
-    settings = {
-        "sequences": round(tokens / SEQUENCE_LENGTH),
-        "sequence_length": SEQUENCE_LENGTH,
-        "source": bench.arguments.training_text,
-        "trainable": "lora" if kind == "lora" else "mixers",
-        "checkpoint_every": 10**6,
-    }
-    if kind == "control":
-        settings |= {"kl_weight": 0.0, "cross_entropy_weight": 1.0, "matching_weight": 0.0}
-        chosen.pop("matching_weight", None)
-    return RecoverySection(**{**settings, **chosen})
 
 
 def _control(bench: Bench, section: RecoverySection, name: str) -> tuple[PreTrainedModel, dict[str, Any]]:

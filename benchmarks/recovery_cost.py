@@ -24,10 +24,12 @@ from torch.optim import AdamW
 from transformers import AutoConfig, PreTrainedModel
 
 from benchmarks.environment import write_result
+from benchmarks.options import check_options
+from benchmarks.output_files import told_in_one_sentence
 from benchmarks.shapes import QWEN35_08B
 from compressor.architectures.base import Architecture
 from compressor.architectures.registry import find_architecture
-from compressor.loading import release_memory
+from compressor.loading import release_memory, resolve_device
 from compressor.recovery.objective import HiddenStates, Objective, recomputed_layers
 from compressor.recovery.settings import TrainingSettings
 from compressor.recovery.student import StudentSettings, prepare_student
@@ -70,6 +72,7 @@ VARIANTS = {
 }
 
 
+@told_in_one_sentence()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=list(SHAPES), default="qwen3.5-0.8b")
@@ -83,6 +86,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
+    check_options(arguments)
     rows = []
     for name in arguments.variants:
         print(f"{name}: building", flush=True)
@@ -90,7 +94,7 @@ def main() -> None:
             rows.append(measure(arguments, name, VARIANTS[name]))
         except torch.OutOfMemoryError as error:
             rows.append({"variant": name, "failed": str(error).splitlines()[0]})
-        release_memory(torch.device(arguments.device))
+        release_memory(resolve_device(arguments.device))
         print(rows[-1], flush=True)
         settings = {key: value for key, value in vars(arguments).items() if key != "output"}
         write_result(arguments.output, {"settings": settings, "rows": rows, "ratios": ratios(rows)})
@@ -106,7 +110,7 @@ def ratios(rows: list[dict[str, Any]]) -> dict[str, float]:
 
 def measure(arguments: argparse.Namespace, name: str, variant: Variant) -> dict[str, Any]:
     """Seconds a step and the peak of allocated memory of one variant; memory None on a CPU."""
-    device = torch.device(arguments.device)
+    device = resolve_device(arguments.device)
     objective, trainable, decoder = prepare(arguments, variant, device)
     optimizer = AdamW(trainable, lr=1e-4)
     ids = torch.randint(

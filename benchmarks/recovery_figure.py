@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import matplotlib as mpl
 from rich.console import Console
 from rich.table import Table
 
-Row = dict[str, Any]
+from benchmarks.resumable import Row
+from compressor.errors import RequestError
 
 
 def print_table(rows: Sequence[Row]) -> None:
@@ -49,7 +49,11 @@ def print_table(rows: Sequence[Row]) -> None:
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """Perplexity on the first text, and memory, of the variants that every cut by the first row's method has."""
+    """Perplexity on the first text, and memory, of the variants that every cut by the first row's method has.
+
+    Raises:
+        RequestError: there is no such cut, or a model was not measured as it is.
+    """
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
@@ -58,6 +62,13 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         if row["ratio"] > 0 and row["method"] == rows[0]["method"]:
             groups.setdefault((row["model"], row["ratio"]), {})[row["variant"]] = row
     dense = {row["model"]: row for row in rows if row["variant"] == "dense"}
+    missing = [model for model, _ in groups if model not in dense]
+    if missing or not groups:
+        raise RequestError(
+            f"no row of {missing[0]} as it is, which cuts are compared with; measure its variant dense."
+            if missing
+            else f"no cut by {rows[0]['method']}, which the first row has, was measured; leave out --figure."
+        )
     names = [name for name in next(iter(groups.values())) if all(name in members for members in groups.values())]
     figure, axes = plt.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
     for (model, ratio), members in groups.items():
@@ -72,6 +83,5 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         axis.set_ylim(bottom=0)
         axis.grid(alpha=0.3)
     axes[1].legend(fontsize=8)
-    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
     plt.close(figure)

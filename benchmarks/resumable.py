@@ -11,7 +11,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any
 
-from benchmarks.environment import check_output, write_result
+from benchmarks.environment import write_result
 from compressor.errors import RequestError
 
 Row = dict[str, Any]
@@ -21,7 +21,7 @@ Columns = Mapping[str, type | UnionType]
 
 @dataclass(slots=True)
 class Rows:
-    """The rows of a result file, each known by what it says under `keys`.
+    """The rows that a result file holds under the name `under`, each known by what it says under `keys`.
 
     Rows of a file that stands at `path` are not measured again if they were measured under the same `settings`.
     """
@@ -29,18 +29,18 @@ class Rows:
     path: Path | None
     settings: Mapping[str, Any]
     keys: Sequence[str]
+    under: str = "rows"
     rows: list[Row] = field(default_factory=list)
 
     def load(self) -> None:
-        """Take up what the file holds, and have it known that more can be written.
+        """Take up what the file holds.
 
         Raises:
-            RequestError: the file is of other settings or no result file, or cannot be written.
+            RequestError: the file is of other settings or no result file.
         """
-        check_output(self.path)
         if self.path is None or not self.path.exists():
             return
-        stored = read_result(self.path, dict.fromkeys(self.keys, object))
+        stored = read_result(self.path, dict.fromkeys(self.keys, object), under=self.under)
         different = different_settings(stored.settings, self.settings)
         if different:
             raise RequestError(
@@ -58,7 +58,7 @@ class Rows:
         row["seconds"] = round(time.perf_counter() - started, 2)
         self.rows.append(row)
         print(" ".join(f"{name}={value}" for name, value in row.items() if _is_short(value)), flush=True)
-        write_result(self.path, {"settings": self.settings, "rows": self.rows})
+        write_result(self.path, {"settings": self.settings, self.under: self.rows})
         return row
 
     def missing(self, known_by: Sequence[Row]) -> list[Row]:
@@ -72,9 +72,14 @@ class Rows:
         Raises:
             RequestError: there is none, since no model could be measured.
         """
-        if not self.rows:
-            raise RequestError("nothing was measured: --models and --only name no folder that can be; name others.")
+        refuse_nothing_measured(self.rows)
         return self.rows
+
+
+def refuse_nothing_measured(rows: Sequence[object]) -> None:
+    """Raises RequestError where there is none, since no model could be measured."""
+    if not rows:
+        raise RequestError("nothing was measured: --models and --only name no folder that can be; name others.")
 
 
 @dataclass(slots=True)
@@ -113,8 +118,8 @@ class StoredResult:
     rows: list[Row]
 
 
-def read_result(path: Path, columns: Columns, made_by: str = "this benchmark") -> StoredResult:
-    """A result file whose rows all have values of these types under `columns`.
+def read_result(path: Path, columns: Columns, made_by: str = "this benchmark", under: str = "rows") -> StoredResult:
+    """A result file that holds rows under the name `under`, which all have values of these types under `columns`.
 
     Raises:
         RequestError: it has not, or has no rows, or cannot be read.
@@ -124,24 +129,27 @@ def read_result(path: Path, columns: Columns, made_by: str = "this benchmark") -
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else f"no JSON: {error}"
         raise RequestError(f"{path} cannot be read ({reason}); give a result file of {made_by}.") from error
-    rows = content.get("rows") if isinstance(content, dict) else None
+    rows = content.get(under) if isinstance(content, dict) else None
     if not rows or not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise RequestError(f"{path} holds no rows; give a result file of {made_by} that something was measured for.")
+        raise RequestError(f"{path} holds no {under}; give a result file of {made_by} that something was measured for.")
     wrong = [
         name for name, kind in columns.items() if not all(name in row and isinstance(row[name], kind) for row in rows)
     ]
     settings = content.get("settings", {})
-    if wrong or not isinstance(settings, dict):
+    # A file that was put together of several holds a list.
+    if wrong or not isinstance(settings, dict | list):
         raise RequestError(
             f"{path} is no result of {made_by}: {', '.join(wrong) or 'settings'} is missing or of another kind; "
             "give one that is."
         )
-    return StoredResult(path, settings, rows)
+    return StoredResult(path, settings if isinstance(settings, dict) else {}, rows)
 
 
-def stored_rows(files: Sequence[Path]) -> list[Row]:
+def stored_rows(
+    files: Sequence[Path], columns: Columns, made_by: str = "this benchmark", under: str = "rows"
+) -> list[Row]:
     """The rows of result files, one file after the other. Raises RequestError as `read_result`."""
-    return [row for file in files for row in read_result(file, {}).rows]
+    return [row for file in files for row in read_result(file, columns, made_by, under).rows]
 
 
 def different_settings(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:

@@ -19,18 +19,30 @@ import torch
 from torch import Tensor
 
 from benchmarks.environment import write_result
+from benchmarks.options import check_options
+from benchmarks.output_files import told_in_one_sentence
+from compressor.errors import RequestError
 from compressor.selection.base import HeadStatistics
 from compressor.selection.registry import build_selector
 from compressor.selection.rrqr import strong_rrqr
 
 METHODS = ("drrqr", "l1", "energy", "s-wanda", "gradient", "random")
 Case = tuple[str, Tensor, float]
+LEAST_WIDTH = 4
+"""Four blocks make the hardest matrices."""
 
 
+@told_in_one_sentence()
 def main() -> None:
     arguments = parse_arguments()
-    torch.set_num_threads(arguments.threads)
+    check_options(arguments)
     keep = arguments.width - round(arguments.ratio * arguments.width)
+    if arguments.width < LEAST_WIDTH or keep < 1:
+        raise RequestError(
+            f"--width {arguments.width} at --ratio {arguments.ratio:g} keeps {keep} channels; give a width of at least "
+            f"{LEAST_WIDTH} of which a channel stays."
+        )
+    torch.set_num_threads(arguments.threads)
     results = []
     print(f"{arguments.heads} heads of {arguments.width}, keep {keep}, {arguments.threads} threads")
     print(

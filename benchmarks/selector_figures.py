@@ -31,12 +31,12 @@ HEAD_FIGURES = ("condition_number", "sigma_min", "sigma_max", "energy")
 
 def print_cuts(rows: Sequence[Row]) -> None:
     """One line a cut."""
-    texts = list(rows[0]["perplexity"]) if rows else []
+    texts = list(dict.fromkeys(text for row in rows for text in row["perplexity"]))
     names = "".join(f"{text:>9}" for text in texts)
     divergences = f"{'KL text':>9}{'KL prompts':>11}"
     print(f"{'model':<14}{'method':<13}{'scoring':<8}{'keep':>5} {'epsilon':<8}{names}{divergences}{'memory':>8}")
     for row in rows:
-        figures = "".join(f"{_number(row['perplexity'][text], 2):>9}" for text in texts)
+        figures = "".join(f"{_number(row['perplexity'].get(text), 2):>9}" for text in texts)
         divergences = f"{_number(row['kl_text'], 4):>9}{_number(row['kl_prompts'], 4):>11}"
         place = f"{row['model']:<14}{row['method']:<13}{row['scoring']:<8}{row['key_dim']:>5} {row['norm_epsilon']:<8}"
         print(f"{place}{figures}{divergences}{_number(row['memory'], 1):>8}")

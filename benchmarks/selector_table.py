@@ -18,7 +18,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.output_files import check_figure, replaced, told_in_one_sentence
+from benchmarks.options import check_options
+from benchmarks.output_files import draw_figure, replaced, told_in_one_sentence
 from benchmarks.resumable import Columns, Row, different_settings, read_result
 from benchmarks.selector_cuts import DENSE, FISHER, KEYS, METHODS, made_cuts
 from benchmarks.selector_figures import COLORS
@@ -38,7 +39,7 @@ COLUMNS = (
 NUMBER = int | float
 MEASURED: Columns = {"model": str, "ratio": NUMBER, "method": str, "kl_text": NUMBER, "kl_prompts": NUMBER}
 OF_SELECTORS: Columns = {
-    **MEASURED, "scoring": str, "norm_epsilon": str, "perplexity": dict, "memory": NUMBER | None,
+    **MEASURED, "scoring": str, "norm_epsilon": str, "perplexity": dict, "memory": NUMBER | None, "scores": dict,
 }  # fmt: skip
 OF_RECOVERY: Columns = {**MEASURED, "variant": str, "memory": NUMBER}
 FREE = ("no_refit", "memory_prompts", "memory_methods", "text", "batch_size", "device")
@@ -56,7 +57,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="write the table there and print it not")
     parser.add_argument("--figure", type=Path)
     arguments = parser.parse_args()
-    check_figure(arguments.figure)
+    check_options(arguments)
     rows = merged(read_rows(arguments.results))
     recovered = [
         row for file in arguments.recovery for row in read_result(file, OF_RECOVERY, "benchmarks.recovery").rows
@@ -67,8 +68,7 @@ def main() -> None:
     else:
         with replaced(arguments.output) as partial:
             partial.write_text(table, encoding="utf-8")
-    if arguments.figure is not None:
-        draw_before_and_after(rows, arguments.figure)
+    draw_before_and_after(rows, arguments.figure)
 
 
 def read_rows(files: Sequence[Path]) -> list[Row]:
@@ -209,21 +209,23 @@ def _trained(cut: Row, recovered: Sequence[Row]) -> str:
     return f"{figures} ({', '.join(notes)})" if notes else figures
 
 
-def draw_before_and_after(rows: Sequence[Row], path: Path) -> None:
+def draw_before_and_after(rows: Sequence[Row], path: Path | None) -> None:
     """KL on text, KL on prompts and memory against the share removed, dotted before the refit and solid after it, of
-    cuts that score both streams: a row of panels a model and norm epsilon.
+    cuts that score both streams: a row of panels a model and norm epsilon; nothing when `path` is None.
 
     Raises:
         RequestError: there is no such cut, or the figure cannot be written.
     """
+    cuts = [row for row in rows if row["method"] != "dense" and row["scoring"] == "qk"]
+    draw_figure(path, cuts, lambda partial: _draw_panels(rows, cuts, partial))
+
+
+def _draw_panels(rows: Sequence[Row], cuts: Sequence[Row], path: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    cuts = [row for row in rows if row["method"] != "dense" and row["scoring"] == "qk"]
-    if not cuts:
-        raise RequestError(f"--figure {path}: no cut that scores both streams was measured; leave out --figure.")
     panels = sorted({(row["model"], row["norm_epsilon"]) for row in cuts})
     names = {"kl_text": "KL on text", "kl_prompts": "KL on prompts", "memory": "memory score, %"}
     size = (4.2 * len(names), 3.4 * len(panels))
@@ -248,8 +250,7 @@ def draw_before_and_after(rows: Sequence[Row], path: Path) -> None:
                 axis.set_yscale("log")
             axis.set(title=f"{model}, epsilon {epsilon}", xlabel="share of channels removed", ylabel=label)
     axes[0][-1].legend(fontsize=6, ncols=2)
-    with replaced(path) as partial:
-        figure.savefig(partial, dpi=110)
+    figure.savefig(path, dpi=110)
     plt.close(figure)
 
 

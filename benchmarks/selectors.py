@@ -44,7 +44,8 @@ from benchmarks.cuts import (
     supported_models,
     with_gradients,
 )
-from benchmarks.output_files import check_figure, replaced, told_in_one_sentence
+from benchmarks.options import check_folders, check_methods, check_options, check_text, check_widths
+from benchmarks.output_files import draw_figure, told_in_one_sentence
 from benchmarks.resumable import Budget, Row, Rows, settings_of
 from benchmarks.selector_cuts import FISHER, KEYS, methods_of, ordered_cuts
 from benchmarks.selector_figures import choices, draw_heads, print_heads
@@ -72,8 +73,7 @@ NOT_SETTINGS = (
 @told_in_one_sentence()
 def main() -> None:
     arguments = parse_arguments()
-    for figure in (arguments.figure, arguments.heads_figure):
-        check_figure(figure)
+    check_options(arguments)
     rows = read_rows(arguments.results) if arguments.results else measure(arguments)
     if not rows:
         raise RequestError(
@@ -82,19 +82,15 @@ def main() -> None:
         )
     print(markdown(rows, [], {row["ratio"] for row in rows if row["ratio"]}))
     print_heads(rows)
-    if arguments.figure is not None:
-        draw_before_and_after(rows, arguments.figure)
-    if arguments.heads_figure is not None:
-        if not any(row["scoring"] == "qk" for row in choices(rows)):
-            raise RequestError(f"--heads-figure {arguments.heads_figure}: no cut was measured; leave it out.")
-        with replaced(arguments.heads_figure) as partial:
-            draw_heads(rows, partial)
+    draw_before_and_after(rows, arguments.figure)
+    shown = [row for row in choices(rows) if row["scoring"] == "qk"]
+    draw_figure(arguments.heads_figure, shown, lambda partial: draw_heads(rows, partial), "--heads-figure")
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--methods", nargs="+", help="all that mean something to the family where none are named")
-    parser.add_argument("--scorings", nargs="+", default=list(SCORINGS))
+    parser.add_argument("--scorings", nargs="+", default=list(SCORINGS), choices=SCORINGS)
     parser.add_argument("--no-refit", action="store_true", help="measure the cuts before a refit alone")
     parser.add_argument("--memory-prompts", type=int, help="prompts of a task for --memory-methods; as --prompts")
     parser.add_argument("--memory-methods", nargs="*", default=["drrqr", FISHER])
@@ -109,18 +105,19 @@ def measure(arguments: argparse.Namespace) -> list[Row]:
     """Every model of a supported family; results are written after each row.
 
     Raises:
-        RequestError: no folder of models or of texts is named, or an option is refused.
+        RequestError: before any work, for what cannot be measured.
     """
-    for option, folder in (("models", arguments.models), ("text", arguments.text)):
-        if folder is None or not folder.is_dir():
-            given = f"--{option} is missing" if folder is None else f"--{option} {folder} is no folder"
-            raise RequestError(f"{given}; name a folder, or --results to print what was measured.")
+    check_folders(arguments, arguments.texts)
+    check_text(arguments.calibration)
+    named = (*(arguments.methods or ()), *arguments.memory_methods)
+    check_methods([method for method in named if method != FISHER])
     budget = Budget(arguments.budget_seconds)
     rows = Rows(arguments.output, settings_of(arguments, NOT_SETTINGS), KEYS)
     rows.load()
     for row in rows.rows:
         budget.took(kind_of(row, arguments), row["seconds"])
     for source in supported_models(arguments.models, arguments.only):
+        check_widths(source, arguments.ratios)
         methods = methods_of(source, arguments.methods)
         asked = [{"model": source.folder.name, **cut} for cut in ordered_cuts(methods, arguments)]
         if rows.missing(asked) and budget.allows(""):

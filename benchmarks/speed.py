@@ -19,15 +19,19 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
 
 from benchmarks.environment import write_result
+from benchmarks.options import check_options
+from benchmarks.output_files import draw_figure, told_in_one_sentence
+from benchmarks.resumable import Row
 from benchmarks.speed_bars import bars_of
 from benchmarks.speed_figure import draw, read_rows
-from benchmarks.speed_shapes import SHAPES, random_subject
+from benchmarks.speed_shapes import SHAPES, check_key_widths, random_subject
+from compressor.errors import RequestError
+from compressor.loading import resolve_device
 from compressor.speed.cells import Cell, Recorder
 from compressor.speed.decoding import DecodePlan
 from compressor.speed.measure import (
@@ -49,14 +53,20 @@ WIDTHS_PREFILL = 8192
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
+@told_in_one_sentence()
 def main(words: Sequence[str] | None = None) -> None:
     arguments = _parser().parse_args(words)
+    check_options(arguments)
     if arguments.results:
-        draw(read_rows(arguments.results), arguments.figure)
+        if arguments.figure is None:
+            raise RequestError("--results needs --figure, the file that they are drawn into; name one.")
+        draw_rows(read_rows(arguments.results), arguments.figure)
         return
-    device = torch.device(arguments.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    for shape, (_, widths, _) in product(arguments.shape, parts_of(arguments)):
+        check_key_widths(shape, widths)
+    device = resolve_device(arguments.device)
     started = time.monotonic()
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     not_begun: list[str] = []
 
     def write() -> None:
@@ -84,8 +94,11 @@ def main(words: Sequence[str] | None = None) -> None:
             print(DISAGREEMENT)
     for bar in bars_of(rows):
         print("bar:", bar)
-    if arguments.figure is not None:
-        draw(rows, arguments.figure)
+    draw_rows(rows, arguments.figure)
+
+
+def draw_rows(rows: Sequence[Row], path: Path | None) -> None:
+    draw_figure(path, rows, lambda partial: draw(rows, partial))
 
 
 def parts_of(arguments: argparse.Namespace) -> Iterator[tuple[str, Sequence[int], Callable[[Bench], None]]]:
@@ -179,7 +192,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--mode", choices=("graph", "direct", "plain"), default="graph", help="direct: the graph's function, called")
     add("--no-graphs", dest="mode", action="store_const", const="plain", help="the same as --mode plain")
     add("--dtype", choices=list(_DTYPES), default="bfloat16")
-    add("--device")
+    add("--device", default="auto")
     add("--seed", type=int, default=0)
     add("--profile", action="store_true", help="the longest kernels of decoding and of the mixer, at the bars' sizes")
     add("--budget-seconds", type=float, help="after which no further cell is begun")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-Row = dict[str, Any]
+from benchmarks.resumable import Row
+
 DENSE_WIDTHS = {"gated_deltanet-1.3b": 128, "gated_deltanet-1.3b-narrow": 128, "gated_deltanet-1.3b-wide": 256}
 """Of the shapes that have bars."""
 

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
 
+from benchmarks.resumable import Columns, Row, stored_rows
 from benchmarks.speed_bars import BARS, DENSE_WIDTHS
+from compressor.errors import RequestError
 
-Row = dict[str, Any]
+NUMBER = int | float
+COLUMNS: Columns = {
+    "shape": str, "group": str, "part": str, "batch": int | None, "length": int, "key_width": int,
+    "seconds": NUMBER | None, "peak_bytes": NUMBER | None, "failed": str | None,
+}  # fmt: skip
+"""What the figure reads."""
 _GAINS = (
     ("decode", 64, "seconds", "decode, batch 64"),
     ("decode", 256, "seconds", "decode, batch 256"),
@@ -24,13 +30,16 @@ _PREFILL_LENGTH = 8192
 
 
 def read_rows(files: Sequence[Path]) -> list[Row]:
-    """The rows of result files that have figures; of a cell that several have, the first."""
+    """The rows of result files that have figures; of a cell that several have, the first.
+
+    Raises:
+        RequestError: a file is no result of benchmarks.speed.
+    """
     rows: dict[tuple[Any, ...], Row] = {}
-    for file in files:
-        for row in json.loads(file.read_text(encoding="utf-8"))["rows"]:
-            batch = None if row["part"] == "largest batch" else row["batch"]
-            if row["failed"] is None:
-                rows.setdefault((row["shape"], row["group"], row["part"], batch, row["length"], row["key_width"]), row)
+    for row in stored_rows(files, COLUMNS, "benchmarks.speed"):
+        batch = None if row["part"] == "largest batch" else row["batch"]
+        if row["failed"] is None:
+            rows.setdefault((row["shape"], row["group"], row["part"], batch, row["length"], row["key_width"]), row)
     return list(rows.values())
 
 
@@ -51,14 +60,18 @@ def gain(rows: Sequence[Row], part: str, batch: int | None, figure: str, width: 
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """A row of panels a shape: decoding, gains, and every width where those were measured."""
+    """A row of panels a shape: decoding, gains, and every width where those were measured.
+
+    Raises:
+        RequestError: there is no cell with figures.
+    """
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
     usable = [row for row in rows if row["failed"] is None]
     shapes = list(dict.fromkeys(row["shape"] for row in usable))
     if not shapes:
-        raise SystemExit("the results have no figure to draw; measure again.")
+        raise RequestError("the results have no figure to draw; measure again.")
     columns = 3 if any(row["group"] == "widths" for row in usable) else 2
     size = (6 * columns, 3.8 * len(shapes))
     figure, axes = plt.subplots(len(shapes), columns, figsize=size, layout="constrained", squeeze=False)
@@ -69,7 +82,6 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         _draw_gains(panels[1], main, shape)
         if columns == 3:
             _draw_widths(panels[2], [row for row in of_shape if row["group"] == "widths"])
-    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
     plt.close(figure)
 

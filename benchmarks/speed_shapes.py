@@ -9,6 +9,7 @@ brings the parameters to 1.3 billion beside the embeddings (1.6 with values of 2
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -37,6 +38,15 @@ SHAPES: dict[str, dict[str, Any]] = {
     "qwen3.5-9b": {"model_type": "qwen3_5_text", **_QWEN_9B},
     "tiny": {"model_type": "gated_deltanet", **_TINY, "head_dim": 32, "expand_v": 1.0},
 }
+
+
+def check_key_widths(shape: str, key_widths: Sequence[int]) -> None:
+    """Raises RequestError for a width that the shape's config cannot express."""
+    raw_config = SHAPES[shape]
+    architecture = architecture_of(raw_config)
+    architecture.import_stock_classes()
+    for key_width in key_widths:
+        architecture.cut_config(raw_config, _config(raw_config), key_width, None)
 
 
 def random_subject(shape: str, key_width: int, device: torch.device, dtype: torch.dtype, seed: int = 0) -> Subject:

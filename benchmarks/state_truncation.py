@@ -23,10 +23,13 @@ import torch
 from torch import Tensor
 
 from benchmarks.environment import write_result
+from benchmarks.options import check_options
+from benchmarks.output_files import told_in_one_sentence
 from compressor.architectures.family import family_of
 from compressor.calibration.text import TextSource, open_documents
 from compressor.calibration.tokenizer import load_tokenizer
-from compressor.loading import load_model
+from compressor.errors import RequestError
+from compressor.loading import load_model, resolve_device
 from compressor.preparation import open_model, open_source
 from compressor.probe.segments import Boundary, read_in_segments
 from compressor.probe.states import Probed
@@ -43,9 +46,11 @@ Case = tuple[str, Tensor, Tensor]
 Found = TypeVar("Found")
 
 
+@told_in_one_sentence()
 def main() -> None:
     arguments = parse_arguments()
-    device = torch.device(arguments.device)
+    check_options(arguments)
+    device = resolve_device(arguments.device)
     results: list[dict[str, Any]] = []
     print(f"{arguments.states} states, rank {arguments.rank}, {device}")
     print(
@@ -86,8 +91,9 @@ def settings(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def cases(arguments: argparse.Namespace) -> Iterator[Case]:
     """Name and the states of two boundaries, float32 [states, d_v, d_k] on the CPU."""
+    refuse_rank(arguments.rank, arguments.width)
     if arguments.model is not None:
-        yield Path(arguments.model).name, *trained(arguments.model, arguments.states)
+        yield Path(arguments.model).name, *trained(arguments.model, arguments.states, arguments.rank)
     order = torch.arange(1, arguments.width + 1, dtype=torch.float64)
     spectra = {"1/i": 1 / order, "0.9^i": 0.9**order, "flat": torch.ones_like(order)}
     for name, values in spectra.items():
@@ -104,9 +110,20 @@ def made_up(values: Tensor, count: int, seed: int) -> Tensor:
     return (left * values) @ right.mT
 
 
-def trained(folder: str, count: int) -> tuple[Tensor, Tensor]:
-    """States of all heads of a model after FIRST and after SECOND tokens, of as many documents as it takes."""
+def refuse_rank(rank: int, width: int) -> None:
+    """Raises RequestError where states that wide cannot be cut to the rank."""
+    if rank > width:
+        raise RequestError(f"--rank {rank} is more than the width {width} of the states; give 1 to {width}.")
+
+
+def trained(folder: str, count: int, rank: int) -> tuple[Tensor, Tensor]:
+    """States of all heads of a model after FIRST and after SECOND tokens, of as many documents as it takes.
+
+    Raises:
+        RequestError: no such model, a rank above its width, or fewer states.
+    """
     source = open_source(open_model(folder, None))
+    refuse_rank(rank, min(min(mixer.head_k_dim, mixer.head_v_dim) for mixer in source.mixers))
     tokenizer, device = load_tokenizer(source.folder, False), torch.device("cpu")
     documents = -(-count // sum(mixer.num_v_heads for mixer in source.mixers))
     texts, _ = probe_documents(open_documents(TextSource("demo")), tokenizer, SECOND, 256, documents)
@@ -121,7 +138,9 @@ def trained(folder: str, count: int) -> tuple[Tensor, Tensor]:
     read_in_segments(model, list(texts), 256, 8, look)
     first, second = (torch.cat(held[tokens])[:count].float() for tokens in (FIRST, SECOND))
     if len(first) < count:
-        raise SystemExit(f"{folder} holds {len(first)} states in {len(texts)} documents, not {count}; lower --states.")
+        raise RequestError(
+            f"{folder} holds {len(first)} states in {len(texts)} documents, and --states asks for {count}; lower it."
+        )
     return first, second
 
 

@@ -8,11 +8,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from compressor.adapter_checks import refuse_nested, refuse_no_adapter
 from compressor.calibration.text import DEMO
 from compressor.data_parallel import Processes
 from compressor.errors import RequestError, RunError
 from compressor.export.disk import translate_write_errors
 from compressor.export.folder import OutputFolder
+from compressor.naming import Naming
 from compressor.preparation import Source
 from compressor.recipe import Recipe, RecoverySection
 from compressor.recovery.student import WHOLE_FILE
@@ -22,7 +24,9 @@ BASE_RECIPE_FILE = "base_recipe.yaml"
 """Of the run without its training: what gives the checkpoint that the adapter belongs on."""
 
 
-def plan_adapter(section: RecoverySection, output: OutputFolder, source: Path, trains: bool) -> OutputFolder | None:
+def plan_adapter(
+    section: RecoverySection, output: OutputFolder, source: Path, trains: bool, name: Naming
+) -> OutputFolder | None:
     """The checked folder for the adapter; None where none is to be saved. `trains`: whether the run trains.
 
     Raises:
@@ -30,42 +34,20 @@ def plan_adapter(section: RecoverySection, output: OutputFolder, source: Path, t
     """
     if section.save_adapter is None:
         return None
+    refuse_no_adapter(section, trains, name)
     given = Path(section.save_adapter).expanduser()
-    if section.trainable != "lora":
-        raise RequestError(
-            f"--save-adapter {given}: --trainable {section.trainable} trains no adapter; use --trainable lora, or "
-            "leave --save-adapter out: the exported checkpoint has all that was trained."
-        )
-    if not trains:
-        raise RequestError(
-            f"--save-adapter {given}: this run trains nothing; add --recover and cut at least one channel, or leave "
-            "--save-adapter out."
-        )
     folder = OutputFolder(given, overwrite=False)
-    _refuse_nested(given, folder.path, output.path)
+    refuse_nested(given, folder.path, output.path, name)
     if _is_filled(folder):
         raise RequestError(
-            f"--save-adapter {given} exists and is not empty, and --overwrite replaces the output folder alone; remove "
-            "it or choose another."
+            f"{name('recovery.save_adapter', given)} exists and is not empty, and --overwrite replaces the output "
+            "folder alone; remove it or choose another."
         )
     try:
         folder.check(source)
     except RequestError as error:
-        raise RequestError(f"--save-adapter: {error}") from error
+        raise RequestError(f"{name('recovery.save_adapter')}: {error}") from error
     return folder
-
-
-def _refuse_nested(given: Path, adapter: Path, output: Path) -> None:
-    if adapter == output or output in adapter.parents:
-        raise RequestError(
-            f"--save-adapter {given} is in the output folder {output}, whose weights its loaders would then mistake; "
-            f"choose a folder beside it, such as {output}-adapter."
-        )
-    if adapter in output.parents:
-        raise RequestError(
-            f"--save-adapter {given} holds the output folder {output}; choose a folder beside it, such as "
-            f"{output}-adapter."
-        )
 
 
 @contextmanager

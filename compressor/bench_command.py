@@ -6,14 +6,16 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, Field
 from rich.console import Console
 
-from compressor.command_words import filled, number, option_of, path
+from compressor.command_words import filled, number, path
 from compressor.errors import RequestError
 from compressor.flat_settings import validate_both
 from compressor.interruption import explained_termination
+from compressor.naming import option_of
 from compressor.recipe import RuntimeSection
+from compressor.section import Section, once
 
 if TYPE_CHECKING:
     import torch
@@ -25,12 +27,7 @@ if TYPE_CHECKING:
 _Count = Annotated[int, Field(ge=1, le=2**24)]
 
 
-def _once(sizes: list[int] | None) -> list[int] | None:
-    """A size that is named twice would be set against the baseline of another moment."""
-    return None if sizes is None else list(dict.fromkeys(sizes))
-
-
-_Sizes = Annotated[list[_Count], Field(min_length=1), AfterValidator(_once)]
+_Sizes = Annotated[list[_Count], Field(min_length=1), AfterValidator(once)]
 DEFAULT_PROMPT_LENGTH = 512
 DEFAULT_PREFILL_LENGTHS = (2048, 8192, 16384)
 _CALL_STEPS = 20
@@ -42,12 +39,10 @@ _RATIOS = ("speed_ratio", "memory_ratio")
 SCHEMA = 1
 
 
-class BenchSection(BaseModel):
+class BenchSection(Section):
     """What is measured."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-    batch_sizes: _Sizes = [1, 16, 64, 256]
+    batch_sizes: _Sizes = Field(default=[1, 16, 64, 256])
     prompt_length: _Count | None = None
     """None: 512 tokens, or the model's context where that is shorter."""
     prefill_lengths: _Sizes | None = None
@@ -123,8 +118,10 @@ def checked_sources(
     baseline = configured[0].config if len(configured) > 1 else None
     context = context_length(configured[-1].config, baseline)
     if context is not None and not section.allow_extrapolation:
-        context.refuse_beyond([] if section.prompt_length is None else [section.prompt_length], "prompt-length")
-        context.refuse_beyond(section.prefill_lengths or [], "prefill-lengths")
+        context.refuse_beyond(
+            [] if section.prompt_length is None else [section.prompt_length], "prompt_length", option_of
+        )
+        context.refuse_beyond(section.prefill_lengths or [], "prefill_lengths", option_of)
     return section.fitted_to(None if context is None else context.tokens), [open_source(one) for one in configured]
 
 

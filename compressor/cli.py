@@ -96,22 +96,24 @@ def _let_first_speak() -> None:
 
 def _compress(words: list[str]) -> int:
     arguments = vars(_compress_parser().parse_args(words))
-    from compressor.flat_settings import nest_flat_settings
+    from compressor.flat_settings import names_of_flat, nest_flat_settings
     from compressor.recipe import Recipe
     from compressor.recipe_file import load_settings
 
     switches = {name: arguments.pop(name) for name in ("dry_run", "resume", "overwrite", "debug")}
     repository, private = arguments.pop("push_to_hub", None), arguments.pop("private", False)
-    statistics = [arguments.pop(name, None) for name in ("statistics", "save_statistics")]
+    statistics, kept_statistics = (arguments.pop(name, None) for name in ("statistics", "save_statistics"))
     recipe_file = arguments.pop("recipe", None)
     base = None if recipe_file is None else load_settings(recipe_file)
     origin = "the request" if recipe_file is None else str(recipe_file)
-    recipe = Recipe.from_settings(nest_flat_settings(arguments, base), origin)
+    name = names_of_flat(arguments, recipe_file is not None)
+    recipe = Recipe.from_settings(nest_flat_settings(arguments, base), origin, name)
     from rich.console import Console
 
     from compressor.planning import RunOptions
 
-    console, options = Console(), RunOptions(switches["resume"], switches["overwrite"], *statistics)
+    console = Console()
+    options = RunOptions(switches["resume"], switches["overwrite"], statistics, kept_statistics, name)
     from compressor.push_command import check_push, push_result
 
     check_push(repository, private, recipe.model, asks_hub=_is_first_process())
@@ -229,16 +231,9 @@ def _inspect(words: list[str]) -> int:
 
 
 def _validate(words: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="compress validate", description="Check a recipe file.")
-    parser.add_argument("recipe", type=Path, metavar="RECIPE")
-    parser.add_argument("--debug", action="store_true", help="show tracebacks")
-    arguments = parser.parse_args(words)
-    from compressor.recipe import Recipe
-    from compressor.recipe_file import load_settings
+    from compressor.validate_command import validate_command
 
-    Recipe.from_settings(load_settings(arguments.recipe), str(arguments.recipe))
-    print(f"{arguments.recipe} is valid")
-    return 0
+    return validate_command(words)
 
 
 def _compress_parser() -> argparse.ArgumentParser:

@@ -38,8 +38,3 @@ def names(text: str) -> list[str]:
 def number(text: str) -> Any:
     """A word that is no number is left to the section, which says what is wrong with it."""
     return int(text) if re.fullmatch(rf"-?[0-9]{{1,{_DIGITS}}}", text) else text
-
-
-def option_of(field: str) -> str:
-    """`--search-rank` for `search_rank`; nothing for what is wrong with several settings together."""
-    return f"--{field.replace('_', '-')}" if field else ""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from transformers import PretrainedConfig
 
 from compressor.errors import RequestError
+from compressor.naming import Naming
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,15 +18,15 @@ class ContextLength:
     tokens: int
     owner: str
 
-    def refuse_beyond(self, lengths: Sequence[int], option: str) -> None:
+    def refuse_beyond(self, lengths: Sequence[int], setting: str, name: Naming) -> None:
         """Raises:
-        RequestError: one of the lengths is longer.
+        RequestError: one of the lengths, which `setting` gives, is longer.
         """
         longest = max(lengths, default=0)
         if longest > self.tokens:
             raise RequestError(
-                f"--{option} {longest} is over the {self.tokens} tokens of context that {self.owner}'s config names; "
-                f"ask for {self.tokens} or fewer, or add --allow-extrapolation."
+                f"{name(setting, longest)} is over the {self.tokens} tokens of context that {self.owner}'s config "
+                f"names; ask for {self.tokens} or fewer, or add {name('allow_extrapolation', True)}."
             )
 
 
@@ -41,17 +42,15 @@ def context_length(config: PretrainedConfig, baseline: PretrainedConfig | None) 
     return min((context for context in named if context is not None), key=lambda context: context.tokens, default=None)
 
 
-def refuse_sequences_beyond(sequence_length: int, option: str, config: PretrainedConfig) -> None:
-    """What a model is calibrated or trained on has to fit its context.
+def refuse_sequences_beyond(sequence_length: int, given: str, config: PretrainedConfig) -> None:
+    """What a model is calibrated or trained on has to fit its context; messages call it as it was `given`.
 
     Raises:
         RequestError: it does not, or the config's value is no number of tokens.
     """
     context = context_length(config, None)
     if context is not None and sequence_length > context.tokens:
-        raise RequestError(
-            f"{option} {sequence_length} is over the model's {context.tokens} positions; use {context.tokens} or fewer."
-        )
+        raise RequestError(f"{given} is over the model's {context.tokens} positions; use {context.tokens} or fewer.")
 
 
 def _named(config: PretrainedConfig, owner: str) -> ContextLength | None:

@@ -45,6 +45,10 @@ Figures = Callable[[PreTrainedModel], Mapping[str, float]]
 """Held-out figures of a model by name, for the log of the training."""
 
 
+class UntrainableCutError(RequestError):
+    """The widths of a cut do not allow what is to be trained."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainingPlan:
     """A checked request to train: the settings of the parts, the opened text and the first batch."""
@@ -107,17 +111,19 @@ def plan_training(
     """Refuse what cannot be trained; reads no weights, and as much of the text as the first batch takes.
 
     Raises:
-        RequestError: a rank, target, length, share or text that does not fit the compressed model.
+        RequestError: a length, share or text that does not fit the compressed model; an `UntrainableCutError` where a
+            rank or target does not.
     """
     refuse_missing_tracker(section.tracker)
     seed = seed if section.seed is None else section.seed
     training = training_settings(section, seed)
     targets = None if section.targets is None else tuple(section.targets)
     student = StudentSettings(section.trainable, section.rank, section.alpha, targets, seed)
-    decoder, space = _check_student(architecture, cut_config, student)
+    decoder, space = check_student(architecture, cut_config, student)
     if section.save_adapter is not None:
         _refuse_too_little_space(section.save_adapter, space.trained_parameters * torch.float32.itemsize)
-    refuse_sequences_beyond(section.sequence_length, "recovery's sequence_length", decoder)
+    length = section.sequence_length
+    refuse_sequences_beyond(length, f"recovery's sequence_length {length}", decoder)
     if section.retrieval_share:
         calibration_forms(tokenizer, section.sequence_length)
     documents = _open_text(section, calibration)
@@ -132,17 +138,6 @@ def plan_training(
         seed=seed,
     )
     return TrainingPlan(section, documents.source.name, student, training, space, tokens, next(iter(tokens)))
-
-
-def refuse_figures_without_evaluation(section: RecoverySection, evaluate: bool) -> None:
-    """Raises:
-    RequestError: figures during the training are asked for, and nothing to measure them on.
-    """
-    if section.evaluate_every and not evaluate:
-        raise RequestError(
-            f"evaluate_every {section.evaluate_every} has nothing to measure with --no-evaluate; leave one of the two "
-            "out."
-        )
 
 
 def held_out_figures(
@@ -161,19 +156,26 @@ def held_out_figures(
     return figures
 
 
-def _check_student(
+def check_student(
     architecture: Architecture, cut_config: Mapping[str, Any], student: StudentSettings
 ) -> tuple[PretrainedConfig, TrainingSpace]:
-    """The decoder's config of the cut model, on whose shapes the settings are checked, and what training it takes."""
+    """The decoder's config of the cut model, on whose shapes the settings are checked, and what training it takes.
+
+    Raises:
+        UntrainableCutError: they do not fit the shapes.
+    """
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / CONFIG_FILE).write_text(dump_config(dict(cut_config)), encoding="utf-8")
         skeleton = build_skeleton(architecture, Path(folder), dict(cut_config))
     mixers = architecture.mixers(skeleton.config, [name for name, _ in skeleton.named_parameters()])
     output_bytes = stored_bytes(skeleton)
-    # On the meta device, where it takes no memory.
-    trained = prepare_student(architecture, skeleton, mixers, student).summary().trainable_parameters
+    try:
+        # On the meta device, where it takes no memory.
+        summary = prepare_student(architecture, skeleton, mixers, student).summary()
+    except RequestError as error:
+        raise UntrainableCutError(str(error)) from error
     decoder: PretrainedConfig = skeleton.config.get_text_config(decoder=True)
-    return decoder, TrainingSpace(trained, output_bytes)
+    return decoder, TrainingSpace(summary.trainable_parameters, output_bytes)
 
 
 def _refuse_too_little_space(save_adapter: str, required_bytes: int) -> None:

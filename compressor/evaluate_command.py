@@ -10,9 +10,11 @@ from rich.console import Console
 
 from compressor.command_words import filled, names, number, path
 from compressor.errors import RequestError
+from compressor.evaluation_section import EvaluationSection
 from compressor.flat_settings import validate_both
 from compressor.interruption import explained_termination
-from compressor.recipe import EvaluationSection, RuntimeSection
+from compressor.naming import option_of
+from compressor.recipe import RuntimeSection
 
 _TASKS = """tasks:
   niah_single_1..3, niah_multikey_1..3, niah_multivalue, niah_multiquery, niah_word, niah_keys_N, vt, vt_CxH,
@@ -100,7 +102,7 @@ def read_sections(settings: Mapping[str, Any]) -> tuple[EvaluationSection, Runti
     """
     of_runtime = {name: value for name, value in settings.items() if name in RuntimeSection.model_fields}
     others = {name: value for name, value in settings.items() if name not in of_runtime}
-    return validate_both((EvaluationSection, others), (RuntimeSection, of_runtime))
+    return validate_both((EvaluationSection, others), (RuntimeSection, of_runtime), option_of)
 
 
 def _say(console: Console, line: str) -> None:

@@ -21,11 +21,13 @@ from compressor.evaluation.pairing import differences
 from compressor.evaluation.result_files import SCHEMA, EvaluationFile
 from compressor.evaluation.results import ModelFigures, ModelSource, collect
 from compressor.evaluation.tokenizer_identity import tokenizer_sha256
+from compressor.evaluation_section import EvaluationSection
 from compressor.loading import load_model, release_memory, resolve_device, resolve_dtype
 from compressor.material import EvaluationPlan, make_material, plan_evaluation
+from compressor.naming import option_of
 from compressor.preparation import ConfiguredModel, Source, open_model, open_source, state_bytes
 from compressor.progress import StageReporter
-from compressor.recipe import EvaluationSection, RuntimeSection
+from compressor.recipe import RuntimeSection
 from compressor.report import installed_hardware, installed_versions
 
 
@@ -92,7 +94,9 @@ def evaluate(request: EvaluationRequest, console: Console | None = None) -> Eval
     note = None if other is None else require_same_tokens(configured, other, tokenizer, runtime.trust_remote_code)
     texts = request.section.texts or [DEMO]
     reference_config = None if other is None else other.config
-    plan = plan_evaluation(request.section, configured.config, tokenizer, runtime.seed, texts, reference_config)
+    plan = plan_evaluation(
+        request.section, configured.config, tokenizer, runtime.seed, texts, reference_config, option_of
+    )
     model = _open(request.model, configured, device, runtime)
     baseline = None if other is None else _open(request.baseline, other, device, runtime)
     with reporter.stage("prompts", plan.num_prompts, "prompts") as advance:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from pathlib import Path
 
 from torch import Tensor
@@ -14,20 +13,20 @@ from transformers import PretrainedConfig, PreTrainedTokenizerBase
 from compressor.calibration.text import DocumentStream, TextSource, held_out_source, open_documents
 from compressor.context_length import ContextLength, context_length
 from compressor.errors import RequestError
-from compressor.evaluation.lm_eval_bridge import SIX_TASKS
 from compressor.evaluation.lm_eval_tasks import LmEvalTasks, check_lm_eval_tasks
 from compressor.evaluation.measure import Material, NamedWindows
 from compressor.evaluation.prompt_sets import PromptSet, check_lengths, make_prompt_sets, minimum_lengths
-from compressor.evaluation.suites import Suite, choose_suite, refuse_doubles
-from compressor.evaluation.windows import Document, disjoint_windows, require_stride
+from compressor.evaluation.stride import require_stride
+from compressor.evaluation.suites import Suite, choose_suite
+from compressor.evaluation.windows import Document, disjoint_windows
+from compressor.evaluation_checks import refuse_impossible_evaluation
+from compressor.evaluation_section import EvaluationSection
+from compressor.naming import Naming, key_of
 from compressor.prompts.base import Task
 from compressor.prompts.completion import CompletionFileTask, load_completion_file
-from compressor.prompts.registry import find_task, needs_text
-from compressor.recipe import EvaluationSection
+from compressor.prompts.registry import find_task
+from compressor.section import refuse_doubles
 from compressor.text_windows import Windowed, text_windows
-
-LM_EVAL_EXAMPLES = (*SIX_TASKS, "wikitext", "lambada", "mmlu", "gsm8k", "boolq", "swde", "fda", "squad_completion")
-"""Tasks of lm-eval that are often written without the prefix; listing all of its own takes seconds."""
 
 
 @dataclass(frozen=True)
@@ -66,16 +65,16 @@ def plan_evaluation(
     seed: int,
     texts: Sequence[str],
     baseline: PretrainedConfig | None = None,
+    name: Naming = key_of,
 ) -> EvaluationPlan:
     """Find everything that the section names, for the model of `config` and the one of `baseline`.
 
     What the suite itself brings and a model cannot take is left out or shortened, with a note; what was asked for
-    by name is refused.
+    by name is refused. Messages call a field of the section `name(field)`.
 
     Raises:
-        RequestError: an unknown task, a name or length that stands there twice, a length that is too short for a form
-            or too long for a model, a text, haystack or data set that cannot be read, lm-eval missing, or an option
-            that nothing uses.
+        RequestError: a text that stands there twice, a length that is too short for a form or too long for a model, a
+            text, haystack or data set that cannot be read, lm-eval missing, or a setting that nothing uses.
     """
     suite, lm_eval_names = choose_suite(
         section.suite,
@@ -86,21 +85,22 @@ def plan_evaluation(
         section.window_length,
         section.mode,
     )
-    refuse_doubles("--text", texts)
+    refuse_doubles(name("texts"), texts)
+    refuse_impossible_evaluation(section, texts, name)
     haystack = None if section.haystack is None else _read_text(section.haystack)
-    tasks = tuple(_find(name, haystack, section.completion) for name in suite.tasks)
-    _refuse_unused(section, tasks, lm_eval_names, texts)
-    context = context_length(config, baseline)
-    tasks, notes = _plan_tasks(section, suite, tasks, None if section.allow_extrapolation else context, tokenizer)
+    tasks = tuple(_find(task, haystack, section.completion) for task in suite.tasks)
+    named = context_length(config, baseline)
+    context = None if section.allow_extrapolation else named
+    tasks, notes = _plan_tasks(section, suite, tasks, context, tokenizer, name)
     if texts:
-        suite, shortened = _plan_windows(section, suite, None if section.allow_extrapolation else context)
+        suite, shortened = _plan_windows(section, suite, context, name)
         notes += shortened
     include = None if section.lm_eval_tasks is None else _path(section.lm_eval_tasks)
     return EvaluationPlan(
         section=section,
         suite=suite,
         tasks=tasks,
-        texts=tuple((name, _open_text(name)) for name in texts),
+        texts=tuple((text, _open_text(text)) for text in texts),
         lm_eval=check_lm_eval_tasks(lm_eval_names, include) if lm_eval_names else None,
         tokenizer=tokenizer,
         vocab_size=config.get_text_config(decoder=True).vocab_size,
@@ -155,47 +155,7 @@ def _missing_prompts(prompt_sets: Sequence[PromptSet], samples: int) -> list[str
 def _find(name: str, haystack: str | None, completion: str | None) -> Task:
     if name == "completion" and completion is not None:
         return CompletionFileTask(load_completion_file(_path(completion)))
-    try:
-        return find_task(name, haystack)
-    except RequestError:
-        nearest = get_close_matches(name.lower(), LM_EVAL_EXAMPLES, n=1, cutoff=0.8)
-        if not nearest:
-            raise
-        raise RequestError(
-            f'unknown task "{name}"; did you mean lm_eval:{nearest[0]}? Tasks of lm-eval come last in --tasks, the '
-            "first of them with lm_eval: before it."
-        ) from None
-
-
-def _refuse_unused(
-    section: EvaluationSection, tasks: Sequence[Task], lm_eval_names: Sequence[str], texts: Sequence[str]
-) -> None:
-    """Raises:
-    RequestError: an option was given that would change nothing, so that its user expects other figures.
-    """
-    cutting = (section.windows, section.window_length, section.stride)
-    unused = (
-        (
-            "completion",
-            section.completion is not None and not any(isinstance(task, CompletionFileTask) for task in tasks),
-            "the task completion to --tasks",
-        ),
-        (
-            "haystack",
-            section.haystack is not None and not any(needs_text(task) for task in tasks),
-            "a task that hides needles in text, such as niah_single_2, to --tasks",
-        ),
-        ("lm-eval-tasks", section.lm_eval_tasks is not None and not lm_eval_names, "lm_eval:NAME to --tasks"),
-        ("stride", section.stride is not None and section.windowing != "sliding", "--windowing sliding"),
-        (
-            "windows, --window-length, --stride or --windowing",
-            not texts and (section.windowing != "disjoint" or any(value is not None for value in cutting)),
-            "a text",
-        ),
-    )
-    for option, ignored, remedy in unused:
-        if ignored:
-            raise RequestError(f"--{option} would change nothing here; add {remedy}, or leave it out.")
+    return find_task(name, haystack)
 
 
 def _plan_tasks(
@@ -204,14 +164,15 @@ def _plan_tasks(
     tasks: tuple[Task, ...],
     context: ContextLength | None,
     tokenizer: PreTrainedTokenizerBase,
+    name: Naming,
 ) -> tuple[tuple[Task, ...], list[str]]:
     """The tasks that are measured, and what to say about the suite's others."""
     if section.tasks is None and section.lengths is None:
         return _fitting(tasks, suite.lengths[0], context, tokenizer)
     if tasks:
         if context is not None:
-            context.refuse_beyond(suite.lengths, "lengths")
-        check_lengths(tasks, suite.lengths, tokenizer)
+            context.refuse_beyond(suite.lengths, "lengths", name)
+        check_lengths(tasks, suite.lengths, tokenizer, name("lengths"), name("tasks"))
     return tasks, []
 
 
@@ -236,11 +197,13 @@ def _fitting(
     return tuple(kept), notes
 
 
-def _plan_windows(section: EvaluationSection, suite: Suite, context: ContextLength | None) -> tuple[Suite, list[str]]:
+def _plan_windows(
+    section: EvaluationSection, suite: Suite, context: ContextLength | None, name: Naming
+) -> tuple[Suite, list[str]]:
     """The suite with windows that the models can read, and what to say where those are shorter than its own."""
     notes = []
     if context is not None and section.window_length is not None:
-        context.refuse_beyond((section.window_length,), "window-length")
+        context.refuse_beyond((section.window_length,), "window_length", name)
     elif context is not None and context.tokens < suite.window_length:
         notes.append(
             f"windows of {context.tokens} tokens instead of {suite.window_length}: {context.owner}'s config names no "

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from transformers import PreTrainedTokenizerBase
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from compressor.adapter_output import plan_adapter
 from compressor.calibration.text import DocumentStream, TextSource, held_out_source, open_documents
@@ -15,16 +15,18 @@ from compressor.calibration.tokenizer import load_tokenizer
 from compressor.calibration.tokens import PackedTokens, pack_tokens
 from compressor.checkpoint.config_file import read_json_object
 from compressor.context_length import refuse_sequences_beyond
-from compressor.distilling import TrainingPlan, plan_training, refuse_figures_without_evaluation
+from compressor.distilling import TrainingPlan, plan_training
 from compressor.errors import RequestError
 from compressor.export.disk import refuse_too_little_space
 from compressor.export.folder import OutputFolder
-from compressor.large_models import activation_bytes, refuse_what_needs_the_whole_model
+from compressor.large_models import activation_bytes, machine_problems
 from compressor.link_plan import LinkPlan, plan_links
 from compressor.loading import resolve_device, resolve_dtype
 from compressor.material import EvaluationPlan, plan_evaluation
+from compressor.naming import Naming, key_of, keys_in
 from compressor.preparation import CutPlan, Source, choose_width, open_model, open_source, plan_cut
 from compressor.recipe import CalibrationSection, Recipe
+from compressor.recipe_checks import refuse_impossible
 from compressor.recovery.refit import refuse_too_few_tokens
 from compressor.retrieval_tokens import calibration_forms, retrieval_sequences, with_retrieval
 from compressor.shared_output import resume_folder_of
@@ -43,13 +45,15 @@ TOKENS_PER_CHANNEL = 10
 class RunOptions:
     """How a run treats what is on disk already; not part of the recipe, since it changes no result.
 
-    `statistics` is a file that an earlier run saved to its `save_statistics`, of the same model and tokens.
+    `statistics` is a file that an earlier run saved to its `save_statistics`, of the same model and tokens. `name` is
+    what errors call the recipe's settings.
     """
 
     resume: bool = False
     overwrite: bool = False
     statistics: Path | None = None
     save_statistics: Path | None = None
+    name: Naming = key_of
 
 
 @dataclass(frozen=True)
@@ -102,7 +106,7 @@ def plan_run(recipe: Recipe, options: RunOptions) -> RunPlan:
     Raises:
         RequestError: the request cannot be carried out.
     """
-    refuse_what_needs_the_whole_model(recipe)
+    refuse_impossible(recipe, options.name, machine_problems(recipe, options.name))
     device = resolve_device(recipe.runtime.device)
     configured = open_model(recipe.model, recipe.revision)
     keep = choose_width(configured, recipe.selection)
@@ -111,19 +115,16 @@ def plan_run(recipe: Recipe, options: RunOptions) -> RunPlan:
     output = OutputFolder(Path(output_dir).expanduser(), options.overwrite)
     output.check(configured.folder.path)
     trains = recipe.recovery.train and keep < configured.mixers[0].head_k_dim
-    adapter = plan_adapter(recipe.recovery, output, configured.folder.path, trains)
-    refuse_sequences_beyond(recipe.calibration.sequence_length, "--sequence-length", configured.config)
+    adapter = plan_adapter(recipe.recovery, output, configured.folder.path, trains, options.name)
+    length = recipe.calibration.sequence_length
+    refuse_sequences_beyond(length, options.name("calibration.sequence_length", length), configured.config)
     generation_config = configured.folder.path / "generation_config.json"
     if generation_config.exists():
         read_json_object(generation_config)
     tokenizer = load_tokenizer(configured.folder.path, recipe.runtime.trust_remote_code)
     recipe, share_notes = _with_retrieval_share(recipe, tokenizer)
     documents = open_documents(_text_source(recipe.calibration))
-    evaluation = (
-        plan_evaluation(recipe.evaluation, configured.config, tokenizer, recipe.runtime.seed, recipe.evaluation.texts)
-        if recipe.export.evaluate
-        else None
-    )
+    evaluation = _plan_evaluation(recipe, configured.config, tokenizer) if recipe.export.evaluate else None
     source = open_source(configured)
     cut = plan_cut(source, recipe, keep)
     if recipe.recovery.refit and keep < cut.key_dim.before:
@@ -164,12 +165,16 @@ def _with_retrieval_share(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) ->
     return recipe.model_copy(update={"calibration": filled}), notes
 
 
+def _plan_evaluation(recipe: Recipe, config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase) -> EvaluationPlan:
+    section, seed = recipe.evaluation, recipe.runtime.seed
+    return plan_evaluation(section, config, tokenizer, seed, section.texts, name=keys_in("evaluation"))
+
+
 def _plan_training(
     recipe: Recipe, source: Source, cut: CutPlan, tokenizer: PreTrainedTokenizerBase
 ) -> TrainingPlan | None:
     if not recipe.recovery.train or cut.keep == cut.key_dim.before:
         return None
-    refuse_figures_without_evaluation(recipe.recovery, recipe.export.evaluate)
     seed = recipe.runtime.seed
     return plan_training(recipe.recovery, recipe.calibration, source.architecture, cut.cut_config, tokenizer, seed)
 

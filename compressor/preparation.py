@@ -24,7 +24,9 @@ from compressor.demo import demo_model_path
 from compressor.errors import RequestError
 from compressor.export.sizes import parse_size
 from compressor.loading import build_skeleton, refused_by_stock_classes
+from compressor.naming import option_of
 from compressor.recipe import Recipe, SelectionSection
+from compressor.recipe_checks import refuse_revision_without_model
 from compressor.report import BeforeAfter
 from compressor.surgery import TensorCut, plan_cuts, present_maps, refuse_other_layouts
 from compressor.width import kept_width, width_within
@@ -87,10 +89,7 @@ def open_model(model: str | None, revision: str | None) -> ConfiguredModel:
     Raises:
         RequestError: no such model, an unknown family, or no linear-attention layer.
     """
-    if model is None and revision is not None:
-        raise RequestError(
-            f"--revision {revision} belongs to a Hub model; name one, or leave it out for the bundled model."
-        )
+    refuse_revision_without_model(model, revision, option_of)
     folder = _demo_folder() if model is None else resolve_model(model, revision)
     raw_config = open_config(folder)
     architecture = architecture_of(raw_config)

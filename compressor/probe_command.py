@@ -7,9 +7,10 @@ from typing import Any
 
 from rich.console import Console
 
-from compressor.command_words import filled, names, number, option_of, path
+from compressor.command_words import filled, names, number, path
 from compressor.flat_settings import validate_both
 from compressor.interruption import explained_termination
+from compressor.naming import option_of
 from compressor.probe_section import DEFAULT_TASKS, ProbeSection
 from compressor.recipe import RuntimeSection
 

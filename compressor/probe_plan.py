@@ -14,6 +14,7 @@ from compressor.calibration.text import TextSource, held_out_source, open_docume
 from compressor.context_length import ContextLength, context_length
 from compressor.errors import RequestError
 from compressor.evaluation.prompt_sets import PromptSet, check_lengths, make_prompt_sets, minimum_lengths
+from compressor.naming import option_of
 from compressor.probe.truncation import RANKS
 from compressor.probe_documents import concatenated_documents, probe_documents
 from compressor.probe_section import DEFAULT_TASKS, ProbeSection
@@ -109,7 +110,7 @@ def _length(
         named = context_length(config, baseline)
         length = LENGTH_WITHOUT_CONTEXT if named is None else named.tokens
     elif context is not None:
-        context.refuse_beyond((length,), "length")
+        context.refuse_beyond((length,), "length", option_of)
     if length < section.every:
         raise RequestError(
             f"a length of {length} tokens is below one segment of {section.every}; raise --length, or lower --every."
@@ -132,7 +133,7 @@ def _ranks(section: ProbeSection, mixers: Sequence[Mixer]) -> tuple[int, ...]:
     if not section.truncation:
         return ()
     if section.ranks is not None:
-        return tuple(sorted(set(section.ranks), reverse=True))
+        return tuple(sorted(section.ranks, reverse=True))
     return tuple(rank for rank in RANKS if rank < highest)
 
 
@@ -147,14 +148,14 @@ def _tasks(
     if length is None:
         length = TASK_LENGTH if context is None else min(TASK_LENGTH, context.tokens)
     elif context is not None:
-        context.refuse_beyond((length,), "task-length")
+        context.refuse_beyond((length,), "task_length", option_of)
     if length <= section.every:
         sentence = f"prompts of {length} tokens end in their first segment of {section.every}"
         if section.tasks is not None or section.task_length is not None:
             raise RequestError(f"{sentence}, so nothing would be cut; raise --task-length, or lower --every.")
         return (), 0, [f"no retrieval tasks: {sentence}"]
     if section.tasks is not None:
-        check_lengths(tasks, (length,), tokenizer, "--task-length")
+        check_lengths(tasks, (length,), tokenizer, option_of("task_length"), option_of("tasks"))
         return tasks, length, []
     needs = minimum_lengths(tasks, tokenizer)
     fitting = tuple(task for task, minimum in needs if minimum <= length)

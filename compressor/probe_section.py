@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, Field
 
-_Word = Annotated[str, Field(min_length=1)]
+from compressor.section import Section, Word, once
+
 _Rank = Annotated[int, Field(ge=1)]
 
 DEFAULT_TASKS = ("niah_single_1", "vt", "recall")
 """Forms whose answers stand in the prompt: what a state has to carry."""
 
 
-class ProbeSection(BaseModel):
+class ProbeSection(Section):
     """What is measured."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     text: str = Field(default="demo", min_length=1)
     length: int | None = Field(default=None, ge=2, le=2**24)
@@ -27,10 +26,10 @@ class ProbeSection(BaseModel):
     every: int = Field(default=256, ge=1, le=2**16)
     """Tokens between two looks at the states, and between two cuts of the truncation experiment."""
     truncation: bool = True
-    ranks: list[_Rank] | None = Field(default=None, min_length=1)
+    ranks: Annotated[list[_Rank], Field(min_length=1), AfterValidator(once)] | None = None
     retrieval: bool = True
     """Whether prompts are asked beside the text."""
-    tasks: list[_Word] | None = Field(default=None, min_length=1)
+    tasks: Annotated[list[Word], Field(min_length=1), AfterValidator(once)] | None = None
     task_length: int | None = Field(default=None, ge=1, le=2**24)
     samples: int = Field(default=24, ge=1, le=10**6)
     search_rank: int | None = Field(default=None, ge=1)

@@ -11,19 +11,18 @@ from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from compressor.errors import RequestError
+from compressor.evaluation_section import EvaluationSection
 from compressor.export.sizes import parse_size
+from compressor.section import Section, Word, once
 from compressor.selection.registry import check_selector
 
 DEFAULT_DATA_SET = "HuggingFaceFW/fineweb"
 DEFAULT_DATA_SET_CONFIG = "sample-10BT"
 DEMO_CALIBRATION: Mapping[str, Any] = {"source": "demo", "samples": 20}
 """For the bundled model: as many whole sequences as the bundled text has."""
-
-MOST_TOKENS, MOST_SAMPLES = 2**24, 10**6
-"""Of one prompt or window, and of prompts or windows: beyond any model, and below what memory ends at."""
 
 NormEpsilon = Literal["keep", "scaled", "auto"]
 
@@ -39,11 +38,7 @@ def _readable_size(value: str) -> str:
 _Size = Annotated[str, AfterValidator(_readable_size)]
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-
-class SelectionSection(_Section):
+class SelectionSection(Section):
     """Which channels are kept."""
 
     method: str = "drrqr"
@@ -79,7 +74,7 @@ class SelectionSection(_Section):
         return self
 
 
-class CalibrationSection(_Section):
+class CalibrationSection(Section):
     """The text and the prompts whose activations are measured."""
 
     source: str = Field(default=DEFAULT_DATA_SET, min_length=1)
@@ -109,7 +104,7 @@ class CalibrationSection(_Section):
         return data
 
 
-class RuntimeSection(_Section):
+class RuntimeSection(Section):
     """Where and how the model runs while it is measured."""
 
     seed: int = Field(default=0, ge=0, le=2**63 - 1)
@@ -121,41 +116,7 @@ class RuntimeSection(_Section):
     trust_remote_code: bool = False
 
 
-_Word = Annotated[str, Field(min_length=1)]
-
-
-class EvaluationSection(_Section):
-    """What is measured of a model. None takes the suite's own value."""
-
-    suite: Literal["quick", "full"] = "quick"
-    tasks: list[_Word] | None = Field(default=None, min_length=1)
-    """Prompt forms by name; `lm_eval:NAME` and all after it are tasks of lm-eval."""
-    lengths: list[Annotated[int, Field(ge=1, le=MOST_TOKENS)]] | None = Field(default=None, min_length=1)
-    """Tokens of prompt and output together."""
-    samples: int | None = Field(default=None, ge=1, le=MOST_SAMPLES)
-    """Prompts of each task at each length."""
-    mode: Literal["teacher-forced", "generation"] | None = None
-    texts: list[_Word] = []
-    """Held-out text: .txt/.jsonl/.parquet files, folders, Hub data sets, or demo."""
-    windows: int | None = Field(default=None, ge=1, le=MOST_SAMPLES)
-    """Most windows read of each text."""
-    window_length: int | None = Field(default=None, ge=2, le=MOST_TOKENS)
-    windowing: Literal["disjoint", "sliding", "rolling"] = "disjoint"
-    """sliding: overlapping windows; rolling: as lm-eval's loglikelihood_rolling."""
-    stride: int | None = Field(default=None, ge=1, le=MOST_TOKENS)
-    """New tokens of each sliding window; half the window by default."""
-    batch_size: int = Field(default=32, ge=1, le=MOST_SAMPLES)
-    haystack: _Word | None = None
-    """Text file that text haystacks are cut from; the bundled text by default."""
-    completion: _Word | None = None
-    """JSON or JSONL file with the fields text and value; the bundled passages by default."""
-    lm_eval_tasks: _Word | None = None
-    """Folder of further task YAML files for lm-eval."""
-    allow_extrapolation: bool = False
-    """Ask beyond the context length that the config names."""
-
-
-class RecoverySection(_Section):
+class RecoverySection(Section):
     """How quality is won back after the cut. The defaults of the training are those of the source paper."""
 
     refit: bool = True
@@ -179,9 +140,9 @@ class RecoverySection(_Section):
     trainable: Literal["lora", "mixers"] = "lora"
     """lora: adapters on the mixers' projections, convolutions and norms whole; mixers: all of the mixers' weights."""
     rank: int = Field(default=32, ge=1)
-    alpha: float = Field(default=64.0, gt=0)
+    alpha: float = Field(default=64.0, gt=0, allow_inf_nan=False)
     """An adapter's output is multiplied by alpha / rank."""
-    targets: list[str] | None = None
+    targets: Annotated[list[Word], Field(min_length=1), AfterValidator(once)] | None = None
     """Last names of the modules that get an adapter; None: all projections of the mixers."""
     save_adapter: str | None = Field(default=None, min_length=1)
     """New folder for the adapter as it was before it was merged, in peft's format; None keeps none."""
@@ -214,7 +175,7 @@ class RecoverySection(_Section):
         return -(-self.sequences // self.batch_size)
 
 
-class ExportSection(_Section):
+class ExportSection(Section):
     """What is written and checked at the end."""
 
     max_shard_size: _Size = "5GB"
@@ -225,7 +186,7 @@ class ExportSection(_Section):
     verify: bool = True
 
 
-class Recipe(_Section):
+class Recipe(Section):
     """A whole run. `model` None is the bundled demo model."""
 
     model: str | None = Field(default=None, min_length=1)
@@ -239,8 +200,12 @@ class Recipe(_Section):
     export: ExportSection = ExportSection()
 
     @classmethod
-    def from_settings(cls, settings: Mapping[str, Any], origin: str = "the request") -> Recipe:
+    def from_settings(
+        cls, settings: Mapping[str, Any], origin: str = "the request", name: Callable[[str], str] = str
+    ) -> Recipe:
         """Validate nested settings, as a recipe file or `nest_flat_settings` gives them.
+
+        Messages begin with `origin` and call a setting `name(setting)`.
 
         Raises:
             RequestError: lists every mistake, with its value and what is allowed.
@@ -253,13 +218,13 @@ class Recipe(_Section):
         try:
             return cls.model_validate(sections)
         except ValidationError as error:
-            raise RequestError("\n".join(f"{origin}: {line}" for line in describe(error))) from None
+            raise RequestError("\n".join(f"{origin}: {line}" for line in describe(error, name))) from None
 
     def to_yaml(self) -> str:
         return yaml.safe_dump(self.model_dump(), sort_keys=False, allow_unicode=True)
 
 
-SECTIONS: Mapping[str, type[_Section]] = {
+SECTIONS: Mapping[str, type[Section]] = {
     "selection": SelectionSection,
     "calibration": CalibrationSection,
     "runtime": RuntimeSection,

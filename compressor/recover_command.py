@@ -10,6 +10,7 @@ from rich.console import Console
 
 from compressor.flat_settings import validate_both
 from compressor.launched import LaunchedParser, launch
+from compressor.naming import names_of
 from compressor.recipe import RecoverySection, RuntimeSection
 from compressor.recipe_file import load_settings
 
@@ -48,9 +49,14 @@ def recover_command(words: list[str]) -> int:
     runtime: dict[str, Any] = {
         name: arguments.pop(name) for name in ("seed", "dtype", "device", "trust_remote_code") if name in arguments
     }
+    # The recipe's other sections are not read.
+    given = {*(f"recovery.{name}" for name in arguments), *(f"runtime.{name}" for name in runtime), "export.evaluate"}
+    name = names_of(given, recipe_file is not None, {"recovery.source": "text"}, ())
     section, runtime_section = validate_both(
         (RecoverySection, {**(base.get("recovery") or {}), **arguments}),
         (RuntimeSection, {**(base.get("runtime") or {}), **runtime}),
+        name,
+        ("recovery.", "runtime."),
     )
     from compressor.data_parallel import leave_processes
     from compressor.planning import RunOptions
@@ -65,7 +71,7 @@ def recover_command(words: list[str]) -> int:
             output_dir=place["output_dir"],
             section=section,
             runtime=runtime_section,
-            options=RunOptions(switches["resume"], switches["overwrite"]),
+            options=RunOptions(switches["resume"], switches["overwrite"], name=name),
             evaluate=switches["evaluate"],
             verify=switches["verify"],
         ),

@@ -18,15 +18,7 @@ from compressor.calibration.tokenizer import load_tokenizer
 from compressor.checkpoint.config_file import CONFIG_FILE, read_config
 from compressor.checkpoint.fingerprint import weights_sha256
 from compressor.data_parallel import Processes, join_processes
-from compressor.distilling import (
-    Trained,
-    TrainingFolders,
-    TrainingPlan,
-    held_out_figures,
-    plan_training,
-    refuse_figures_without_evaluation,
-    train_folder,
-)
+from compressor.distilling import Trained, TrainingFolders, TrainingPlan, held_out_figures, plan_training, train_folder
 from compressor.errors import RequestError
 from compressor.evaluating import resolved_settings
 from compressor.evaluation.measure import Material, Measured, compare
@@ -37,6 +29,7 @@ from compressor.export.folder import OutputFolder
 from compressor.export.model_card import render_model_card
 from compressor.loading import load_model, release_memory, resolve_device, resolve_dtype
 from compressor.material import EvaluationPlan, make_material, plan_evaluation
+from compressor.naming import keys_in
 from compressor.planning import RunOptions
 from compressor.preparation import Source, open_model, open_source
 from compressor.progress import Advance, StageReporter
@@ -53,6 +46,7 @@ from compressor.recovery_report import training_report
 from compressor.report import EvaluationReport, RecoveryReport, Report, VerificationReport
 from compressor.reporting import CardPlace, card_facts, load_line
 from compressor.shared_output import held, resume_folder_of
+from compressor.training_settings import refuse_idle_settings
 from compressor.verification.run import verify_folder
 
 
@@ -103,6 +97,7 @@ def plan_recovery(request: RecoverRequest) -> RecoverPlan:
         RequestError: the folder is no compressed one, the teacher is not its teacher, or the training is impossible.
     """
     folder, runtime = request.folder.expanduser(), request.runtime
+    refuse_idle_settings(request.section, request.evaluate, request.options.name)
     device = resolve_device(runtime.device)
     report, old = read_folder(folder)
     configured = open_model(str(folder), None)
@@ -113,17 +108,17 @@ def plan_recovery(request: RecoverRequest) -> RecoverPlan:
     refuse_other_teacher(configured, teacher)
     output = OutputFolder(output_dir, request.options.overwrite)
     output.check(folder)
-    adapter = plan_adapter(section, output, folder, trains=True)
+    adapter = plan_adapter(section, output, folder, True, request.options.name)
     tokenizer = load_tokenizer(folder, runtime.trust_remote_code)
     refuse_other_tokenizer(tokenizer, teacher, runtime.trust_remote_code)
-    training = plan_training(
-        section, old.calibration, configured.architecture, configured.raw_config, tokenizer, runtime.seed
-    )
-    refuse_figures_without_evaluation(section, request.evaluate)
+    cut = (configured.architecture, configured.raw_config)
+    training = plan_training(section, old.calibration, *cut, tokenizer, runtime.seed)
     evaluation = None
     if request.evaluate:
         texts = old.evaluation.texts or [DEMO]
-        evaluation = plan_evaluation(old.evaluation, configured.config, tokenizer, runtime.seed, texts)
+        evaluation = plan_evaluation(
+            old.evaluation, configured.config, tokenizer, runtime.seed, texts, name=keys_in("evaluation")
+        )
     student = open_source(configured)
     refuse_too_little_space(output.path, sum(path.stat().st_size for path in student.checkpoint.index.files))
     dtype = resolve_dtype(runtime.dtype, device, configured.architecture)

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from compressor.command_options import add_calibration_options, add_scoring_options, add_statistics_options
 from compressor.errors import RequestError
-from compressor.flat_settings import nest_flat_settings
+from compressor.flat_settings import names_of_flat, nest_flat_settings
 from compressor.launched import LaunchedParser, launch
 from compressor.sweep_recipes import sweep_recipes, swept_methods
 
@@ -24,14 +24,15 @@ def sweep_command(words: list[str]) -> int:
     own = {name: arguments.pop(name, None) for name in names}
     output = arguments.pop("output_dir")
     ratios, methods = _ratios(own["ratios"]), _names(own["methods"])
-    settings = nest_flat_settings(arguments)
-    sweep_recipes(settings, ratios, methods, output)  # What is wrong with them is said before torch is imported.
+    settings, name = nest_flat_settings(arguments), names_of_flat(arguments, recipe=False)
+    sweep_recipes(settings, ratios, methods, output, name)  # What is wrong with them is said before torch is imported.
     from compressor.data_parallel import leave_processes
     from compressor.planning import RunOptions
     from compressor.sweep_results import sweep_table
     from compressor.sweeping import SweepRequest, sweep
 
-    options = RunOptions(bool(own["resume"]), bool(own["overwrite"]), own["statistics"], own["save_statistics"])
+    files = (own["statistics"], own["save_statistics"])
+    options = RunOptions(bool(own["resume"]), bool(own["overwrite"]), *files, name)
     console = Console()
     result = sweep(SweepRequest(settings, ratios, methods, output, bool(own["table_only"]), options), console)
     leave_processes()

@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from compressor.errors import RequestError
+from compressor.naming import Naming, key_of
 from compressor.recipe import Recipe
+from compressor.recipe_checks import refuse_impossible
+from compressor.section import refuse_doubles
 from compressor.selection.registry import candidate_methods, method_names
 
 
@@ -18,7 +21,11 @@ def swept_methods() -> tuple[str, ...]:
 
 
 def sweep_recipes(
-    settings: Mapping[str, Any], ratios: tuple[float, ...], methods: tuple[str, ...], output_dir: Path
+    settings: Mapping[str, Any],
+    ratios: tuple[float, ...],
+    methods: tuple[str, ...],
+    output_dir: Path,
+    name: Naming = key_of,
 ) -> list[Recipe]:
     """One a method and ratio.
 
@@ -27,16 +34,15 @@ def sweep_recipes(
         ratios: shares of key/query channels removed.
         methods: names of the registry of selectors.
         output_dir: of the sweep, which all of them name.
+        name: what errors call the settings.
 
     Raises:
         RequestError: a setting is wrong, one of them is named twice, or a sweep cannot have it.
     """
-    for name, values in (("--ratios", ratios), ("--methods", methods)):
+    for option, values in (("--ratios", ratios), ("--methods", methods)):
         if not values:
-            raise RequestError(f"{name} names none and at least one is needed; separate several with commas.")
-        twice = [value for value in values if values.count(value) > 1]
-        if twice:
-            raise RequestError(f"{name} names {twice[0]} twice; leave one out.")
+            raise RequestError(f"{option} names none and at least one is needed; separate several with commas.")
+        refuse_doubles(option, values)
     for ratio in ratios:
         _refuse_ratio(ratio)
     for method in methods:
@@ -46,12 +52,14 @@ def sweep_recipes(
     for method in methods:
         for ratio in ratios:
             sections = {**settings, "selection": {**selection, "method": method, "ratio": ratio}}
-            recipes.append(Recipe.from_settings({**sections, "output_dir": str(output_dir)}))
+            recipes.append(Recipe.from_settings({**sections, "output_dir": str(output_dir)}, name=name))
     if recipes[0].calibration.low_memory:
         raise RequestError(
             "low_memory has one layer in memory, and a sweep measures every cut, which needs whole models; leave it "
             "out, or make each cut alone with compress --low-memory."
         )
+    for recipe in recipes:
+        refuse_impossible(recipe, name)
     return recipes
 
 

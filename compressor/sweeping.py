@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from compressor.artifacts import Selection, write_json
 from compressor.calibrating import refuse_statistics_files
 from compressor.checkpoint.config_file import read_json_object
 from compressor.data_parallel import Processes, join_processes
-from compressor.distilling import TrainingFolders
+from compressor.distilling import TrainingFolders, UntrainableCutError, check_student
 from compressor.errors import RequestError
 from compressor.export.disk import refuse_too_little_space
 from compressor.export.folder import OutputFolder
@@ -64,8 +65,10 @@ def plan_sweep(request: SweepRequest) -> SweepPlan:
     Raises:
         RequestError: the request cannot be carried out.
     """
-    recipes = sweep_recipes(request.settings, request.ratios, request.methods, request.output_dir)
-    base = plan_run(recipes[0], request.options)
+    name = request.options.name
+    recipes = sweep_recipes(request.settings, request.ratios, request.methods, request.output_dir, name)
+    with _naming_cut(recipes[0]):
+        base = plan_run(recipes[0], request.options)
     cuts: dict[tuple[str, int], RunPlan] = {}
     for recipe in recipes:
         plan = _plan_of(base, recipe, request.options)
@@ -79,18 +82,36 @@ def plan_sweep(request: SweepRequest) -> SweepPlan:
         refuse_gradients_beyond_memory(plan)
         cuts[method, keep] = plan
     kept = kept_cuts(base, list(cuts.values()), request.table_only)
-    _refuse_too_little_space(base, [plan.cut.output_bytes for plan in cuts.values()], kept, request.table_only)
+    _refuse_too_little_space(base, list(cuts.values()), kept, request.table_only)
     refuse_statistics_files(base, request.options, needed_by(list(cuts.values())))
     return SweepPlan(base, tuple(cuts.values()), kept)
 
 
-def _refuse_too_little_space(base: RunPlan, sizes: Sequence[int], kept: KeptCuts, table_only: bool) -> None:
-    """Of the cuts that will be there at once, and of what a training writes beside them."""
+def _refuse_too_little_space(base: RunPlan, cuts: Sequence[RunPlan], kept: KeptCuts, table_only: bool) -> None:
+    """Of the cuts that will be there at once, and of what the training of each writes beside them."""
+    sizes = [plan.cut.output_bytes for plan in cuts]
     required = max(sizes) if table_only else max(0, sum(sizes) - kept.finished_bytes())
     refuse_too_little_space(base.output.path, required)
-    if base.training is not None:
-        settings, space = base.training.training, replace(base.training.space, output_bytes=required)
-        space.refuse_too_little(base.training_folder, settings.steps, settings.checkpoint_every)
+    for plan in cuts:
+        if plan.training is not None:
+            settings, space = plan.training.training, replace(plan.training.space, output_bytes=required)
+            try:
+                space.refuse_too_little(base.training_folder, settings.steps, settings.checkpoint_every)
+            except RequestError as error:
+                raise _of_cut(plan.recipe, error) from error
+
+
+@contextmanager
+def _naming_cut(recipe: Recipe) -> Iterator[None]:
+    """Where the cut that `recipe` asks for cannot be trained as asked, say which one of the sweep it is."""
+    try:
+        yield
+    except UntrainableCutError as error:
+        raise _of_cut(recipe, error) from error
+
+
+def _of_cut(recipe: Recipe, error: RequestError) -> RequestError:
+    return RequestError(f"ratio {recipe.selection.ratio:g}, method {recipe.selection.method}: {error}")
 
 
 def sweep(request: SweepRequest, console: Console | None = None) -> Sweep:
@@ -192,5 +213,9 @@ def _plan_of(base: RunPlan, recipe: Recipe, options: RunOptions) -> RunPlan:
     keep = kept_width(base.cut.key_dim.before, selection.ratio, None, selection.round_to)
     place = base.output.path / f"{selection.method}-{keep}"
     resolved = base.recipe.model_copy(update={"selection": selection, "output_dir": str(place)})
-    cut = plan_cut(base.source, resolved, keep)
-    return replace(base, recipe=resolved, cut=cut, output=OutputFolder(place, options.overwrite))
+    cut, training = plan_cut(base.source, resolved, keep), base.training
+    if training is not None:
+        with _naming_cut(recipe):
+            _, space = check_student(base.source.architecture, cut.cut_config, training.student)
+        training = replace(training, space=space)
+    return replace(base, recipe=resolved, cut=cut, output=OutputFolder(place, options.overwrite), training=training)

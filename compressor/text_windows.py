@@ -133,5 +133,5 @@ def _prefix_token(tokenizer: PreTrainedTokenizerBase) -> int:
         if isinstance(token, int):
             return token
     raise RequestError(
-        "rolling windows begin with a BOS or EOS token and the tokenizer has neither; use --windowing disjoint."
+        "rolling windows begin with a BOS or EOS token and the tokenizer has neither; use disjoint windows."
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from compressor.errors import RequestError
+from compressor.naming import Naming
 from compressor.recipe import RecoverySection
 from compressor.recovery.settings import TrainingSettings
 
@@ -38,6 +39,25 @@ def training_settings(section: RecoverySection, seed: int) -> TrainingSettings:
         seed=seed,
         tracker=section.tracker,
     )
+
+
+def refuse_idle_settings(section: RecoverySection, evaluate: bool, name: Naming) -> None:
+    """Refuse what a training would not use, by whether anything is measured with it.
+
+    Raises:
+        RequestError: modules are chosen for adapters and there are none, or figures are asked for and nothing to
+            measure them on.
+    """
+    if section.targets is not None and section.trainable == "mixers":
+        raise RequestError(
+            f"{name('recovery.targets', ','.join(section.targets))} chooses modules for LoRA, and "
+            f"{name('recovery.trainable', 'mixers')} trains every parameter of the mixers; leave one of the two out."
+        )
+    if section.evaluate_every and not evaluate:
+        raise RequestError(
+            f"{name('recovery.evaluate_every', section.evaluate_every)} has nothing to measure with "
+            f"{name('export.evaluate', False)}; leave one of the two out."
+        )
 
 
 def rounding_note(section: RecoverySection) -> str:

@@ -68,7 +68,7 @@ def test_all_that_low_memory_cannot_do_is_said_at_once(tmp_path: Path, capsys: p
     words = [str(tmp_path / "absent"), "--ratio", "0.5", "--low-memory"]
     assert main([*words, "--no-refit", "--recover", "--norm-epsilon", "auto", "--method", "fisher"]) == 2
     error = capsys.readouterr().err
-    assert "these need whole models: evaluation, verification; add --no-evaluate --no-verify" in error
+    assert "these need whole models: evaluation, verification; add --no-evaluate, --no-verify" in error
     assert "training needs whole models; leave --recover out" in error
     assert "--norm-epsilon auto looks at passes through the whole model; use --norm-epsilon keep" in error
     assert "the method fisher needs passes through the whole model; use --method drrqr or energy" in error
@@ -109,7 +109,7 @@ def test_a_device_map_needs_gpus(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "--device cuda:1 is one; leave --device out" in error
     assert "--device-map spreads them; leave one out" in error
     assert main([*words[:-1], "everywhere"]) == 2
-    assert "runtime.device_map: Input should be 'auto'" in capsys.readouterr().err
+    assert "--device-map: Input should be 'auto'" in capsys.readouterr().err
 
 
 def statistics(tiny: TinyCheckpoint, model: torch.nn.Module) -> CalibrationStatistics:

@@ -75,7 +75,7 @@ def test_the_first_process_forgets_the_launcher(monkeypatch: pytest.MonkeyPatch)
     [
         (["--bogus"], "unrecognized arguments: --bogus"),
         (["recover"], "the following arguments are required: DIR"),
-        (["--ratio", "1.5"], "selection.ratio: Input should be less than 1 (got 1.5)"),
+        (["--ratio", "1.5"], "--ratio: Input should be less than 1 (got 1.5)"),
     ],
 )
 def test_a_mistake_is_said_once(words: list[str], mistake: str) -> None:

@@ -12,8 +12,11 @@ from transformers import PretrainedConfig, PreTrainedTokenizerBase
 from compressor.calibration.tokenizer import load_tokenizer
 from compressor.errors import RequestError
 from compressor.evaluation.measure import Material
+from compressor.evaluation_section import EvaluationSection
 from compressor.material import EvaluationPlan, make_material, plan_evaluation
-from compressor.recipe import EvaluationSection
+from compressor.naming import keys_in
+
+IDLE = "would change nothing here; add"
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +32,8 @@ def plan(
     tokenizer: PreTrainedTokenizerBase, context: Any = 2048, baseline: Any = 2048, **settings: Any
 ) -> EvaluationPlan:
     section = EvaluationSection(**{"texts": ["demo"], **settings})
-    return plan_evaluation(section, config(context), tokenizer, 0, section.texts, config(baseline))
+    name = keys_in("evaluation")
+    return plan_evaluation(section, config(context), tokenizer, 0, section.texts, config(baseline), name)
 
 
 def material(found: EvaluationPlan) -> Material:
@@ -47,9 +51,10 @@ def test_windows_of_the_suite_are_no_longer_than_the_smaller_context(
     assert found.suite.window_length == 128
     assert {len(window.tokens) for window in material(found).texts[0].windows} == {128}
     assert any(f"windows of 128 tokens instead of 512: {owner}'s config" in note for note in found.notes)
-    with pytest.raises(RequestError, match=f"--window-length 256 is over the 128 tokens of context that {owner}'s"):
+    beyond = f"is over the 128 tokens of context that {owner}'s config .*, or add evaluation.allow_extrapolation: true"
+    with pytest.raises(RequestError, match=f"^evaluation.window_length: 256 {beyond}"):
         plan(tokenizer, context, baseline, window_length=256)
-    with pytest.raises(RequestError, match=f"--lengths 512 is over the 128 tokens of context that {owner}'s"):
+    with pytest.raises(RequestError, match=f"^evaluation.lengths: 512 {beyond}"):
         plan(tokenizer, context, baseline, lengths=[512])
     assert plan(tokenizer, context, baseline, allow_extrapolation=True).suite.window_length == 512
 
@@ -72,18 +77,16 @@ def test_fewer_prompts_than_asked_for_are_said(tmp_path: Path, tokenizer: PreTra
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"completion": "{file}"}, "--completion would change nothing here; add the task completion to --tasks"),
-        ({"haystack": "{file}"}, "--haystack would change nothing here; add a task that hides needles in text"),
-        ({"lm_eval_tasks": "{file}"}, "--lm-eval-tasks would change nothing here; add lm_eval:NAME to --tasks"),
-        ({"stride": 8}, "--stride would change nothing here; add --windowing sliding"),
+        ({"completion": "{file}"}, f"completion {IDLE} the task completion to evaluation.tasks, or leave it out"),
+        ({"haystack": "{file}"}, f"haystack {IDLE} a task that hides needles in text"),
+        ({"lm_eval_tasks": "{file}"}, f"lm_eval_tasks {IDLE} lm_eval:NAME to evaluation.tasks"),
+        ({"stride": 8}, f"stride {IDLE} evaluation.windowing: sliding, or"),
         ({"windowing": "sliding", "stride": 512}, "a stride of 512 does not fit windows of 512 tokens"),
-        ({"texts": [], "windowing": "rolling"}, "would change nothing here; add a text"),
-        ({"tasks": ["wikitext"]}, 'unknown task "wikitext"; did you mean lm_eval:wikitext'),
-        ({"tasks": ["hella_swag"]}, "did you mean lm_eval:hellaswag"),
-        ({"tasks": ["grammar"]}, "a task of lm-eval is written lm_eval:NAME"),
-        ({"tasks": ["recall", "recall"]}, "--tasks names recall twice; leave one out"),
-        ({"lengths": [512, 768, 512]}, "--lengths names 512 twice"),
-        ({"texts": ["demo", "demo"]}, "--text names demo twice"),
+        ({"texts": [], "windowing": "rolling"}, f"evaluation.stride or evaluation.windowing {IDLE} a text to"),
+        (
+            {"tasks": ["vt"], "lengths": [64]},
+            "length 64 is too short; .*; raise evaluation.lengths or leave them out of evaluation.tasks",
+        ),
     ],
 )
 def test_requests_that_are_refused(
@@ -94,6 +97,11 @@ def test_requests_that_are_refused(
     named = {key: str(file) if value == "{file}" else value for key, value in settings.items()}
     with pytest.raises(RequestError, match=message):
         plan(tokenizer, **named)
+
+
+def test_texts_beside_the_section_are_named_once(tokenizer: PreTrainedTokenizerBase) -> None:
+    with pytest.raises(RequestError, match="^texts: demo is named twice; leave one out.$"):
+        plan_evaluation(EvaluationSection(), config(2048), tokenizer, 0, ["demo", "demo"])
 
 
 @pytest.mark.parametrize(

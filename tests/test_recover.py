@@ -121,7 +121,7 @@ def test_too_few_tokens_to_refit_are_refused_before_anything_is_read(
 ) -> None:
     source = make_source("gated_deltanet", tmp_path / "source")
     words = [str(source), "--ratio", "0.5", "--calibration", str(make_text(tmp_path)), *FAST]
-    assert main([*words, "--calibration-samples", "1", "--sequence-length", "200"]) == 2
+    assert main([*words, "--calibration-samples", "2", "--sequence-length", "20"]) == 2
     assert "needs at least" in capsys.readouterr().err
 
 
@@ -240,7 +240,7 @@ def test_impossible_requests_are_refused(cut: Path, tmp_path: Path, capsys: pyte
     refused(capsys, [str(cut), *TRAIN, *output, "--sequences", "0", "--alpha", "-1"], "sequences", "alpha")
     refused(capsys, [str(cut), *TRAIN, *output, "--kl-weight", "0"], "nothing is learnt")
     refused(
-        capsys, [str(cut), *TRAIN, *output, "--evaluate-every", "2", "--no-evaluate"], "evaluate_every 2", "leave one"
+        capsys, [str(cut), *TRAIN, *output, "--evaluate-every", "2", "--no-evaluate"], "--evaluate-every 2", "leave one"
     )
     refused(capsys, [str(cut), *TRAIN, *output, "--sequence-length", "4096"], "4096", "2048 positions")
     refused(capsys, [str(cut), *TRAIN, "--output-dir", str(cut)], "source folder")

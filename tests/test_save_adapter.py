@@ -169,8 +169,13 @@ def test_a_place_that_is_taken_meanwhile_leaves_neither_folder(
 @pytest.mark.parametrize(
     ("options", "place", "message"),
     [
-        (["--recover", "--recipe", "mixers.yaml"], "adapter", "--trainable mixers trains no adapter; use"),
-        (["--recipe", "lora.yaml"], "adapter", "this run trains nothing; add --recover"),
+        (
+            ["--recover", "--recipe", "mixers.yaml"],
+            "adapter",
+            "adapter: recovery.trainable: mixers trains no adapter; use recovery.trainable: lora, or leave "
+            "--save-adapter out",
+        ),
+        (["--recipe", "lora.yaml"], "adapter", "this run trains nothing; add recovery.train: true"),
         (["--recover", "--recipe", "lora.yaml"], "out", "is in the output folder"),
         (["--recover", "--recipe", "lora.yaml"], "out/adapter", "is in the output folder"),
         (["--recover", "--recipe", "lora.yaml"], ".", "holds the output folder"),

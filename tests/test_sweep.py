@@ -184,7 +184,7 @@ def test_sweep_of_the_table_alone(source: Path, tmp_path: Path, capsys: pytest.C
     ("options", "fragments"),
     [
         (["--ratios", "0.5,0.51"], ["--ratios 0.5 and 0.51 both keep 8 of 16 key channels"]),
-        (["--ratios", "0.5,0.5"], ["--ratios names 0.5 twice"]),
+        (["--ratios", "0.5,0.5"], ["--ratios: 0.5 is named twice; leave one out."]),
         (["--ratios", "half"], ['--ratios "half" has a word that is no number']),
         (["--ratios", ","], ["--ratios names none"]),
         (["--ratios", ""], ["--ratios names none and at least one is needed"]),
@@ -198,6 +198,8 @@ def test_sweep_of_the_table_alone(source: Path, tmp_path: Path, capsys: pytest.C
         (["--methods", "auto"], ["--methods auto tries several itself; name those instead: drrqr,energy,fisher"]),
         (["--methods", "drrq"], ['--methods "drrq" is no method; did you mean drrqr? Known here: drrqr, l1']),
         (["--methods", "foo"], ["known here: drrqr, l1, energy, s-wanda, gradient, ghost, random, fisher."]),
+        (["--methods", "drrqr,energy,drrqr"], ["--methods: drrqr is named twice; leave one out."]),
+        (["--seed", "-1"], ["--seed: Input should be greater than or equal to 0"]),
         (["--methods", "fisher", "--scoring", "q"], ["Scoring 'q' means nothing to the method fisher"]),
     ],
 )
@@ -223,6 +225,10 @@ def test_a_sweep_needs_whole_models(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "unrecognized arguments: --low-memory" in capsys.readouterr().err
     with pytest.raises(RequestError, match="a sweep measures every cut, which needs whole models; leave it out, or"):
         sweep_recipes({"calibration": {"low_memory": True}}, (0.5,), ("drrqr",), tmp_path)
+    spread = {"runtime": {"device_map": "auto"}, "export": {"verify": False}}
+    assert len(sweep_recipes(spread, (0.5,), ("drrqr",), tmp_path)) == 1
+    with pytest.raises(RequestError, match="^runtime.device_map: auto runs no backward passes, and the method fisher"):
+        sweep_recipes(spread, (0.5,), ("drrqr", "fisher"), tmp_path)
 
 
 def test_width_within_is_the_largest_that_fits() -> None:
@@ -263,7 +269,7 @@ def test_a_budget_of_state_bytes_through_the_command(
     assert read(tmp_path / "again" / "compression.json")["key_dim"]["after"] == 8
     refused(capsys, [*words, "--target-state-bytes", "100"], "1 of 16 key channels a head", "take 256; ask for at")
     refused(capsys, [*words, "--target-state-bytes", "1GB"], "takes 4,096 now: nothing would be removed")
-    refused(capsys, [*words, "--target-state-bytes", "much"], "selection.target_state_bytes", "'much'")
+    refused(capsys, [*words, "--target-state-bytes", "much"], "--target-state-bytes: ", "'much'")
     refused(capsys, [*words, "--target-state-bytes", "3kB", "--ratio", "0.5"], "give exactly one of ratio")
 
 

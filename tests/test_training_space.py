@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -75,31 +76,53 @@ def test_a_small_disk_is_refused_before_the_training(
     assert main([*words, "--checkpoint-every", "4"]) == 0
 
 
-def test_a_sweep_that_trains_asks_for_its_checkpoints_beside_all_cuts(
-    cut: Path, small_disk: Path, tmp_path: Path
-) -> None:
-    recovery = {"train": True, "trainable": "mixers", "sequences": 8, "batch_size": 2, "sequence_length": 64}
+def sweep_that_trains(
+    cut: Path, output: Path, ratios: tuple[float, ...], table_only: bool = False, **recovery: Any
+) -> SweepRequest:
+    training = {"train": True, "sequences": 8, "batch_size": 2, "sequence_length": 64, "checkpoint_every": 1}
     settings = {
         "model": str(cut.parent / "source"),
         "selection": {"round_to": 1},
         "calibration": {"source": str(cut.parent / "text.txt"), "samples": 6, "sequence_length": 80},
-        "recovery": {**recovery, "retrieval_share": 0.0, "checkpoint_every": 1},
+        "recovery": {**training, "retrieval_share": 0.0, **recovery},
         "export": {"verify": False, "evaluate": False},
         "runtime": {"device": "cpu"},
     }
+    return SweepRequest(settings, ratios, ("drrqr",), output, table_only, RunOptions())
 
-    def request(folder: Path, table_only: bool = False) -> SweepRequest:
-        return SweepRequest(settings, (0.5, 0.75), ("drrqr",), folder / "out", table_only, RunOptions())
 
-    cuts = [plan.cut.output_bytes for plan in plan_sweep(request(tmp_path)).cuts]
+def leave_free(disk: Path, room: int) -> None:
+    (disk / "other").unlink(missing_ok=True)
+    (disk / "other").write_bytes(bytes(shutil.disk_usage(disk).free - room))
+
+
+def test_a_sweep_that_trains_asks_for_its_checkpoints_beside_all_cuts(
+    cut: Path, small_disk: Path, tmp_path: Path
+) -> None:
+    def request(folder: Path, ratios: tuple[float, ...], table_only: bool = False) -> SweepRequest:
+        return sweep_that_trains(cut, folder / "out", ratios, table_only, trainable="mixers")
+
+    cuts = [plan.cut.output_bytes for plan in plan_sweep(request(tmp_path, (0.5, 0.75))).cuts]
     mixers = 12 * sum(tensor.numel() for name, tensor in read_weights(cut).items() if ".attn" in name)
-    room = sum(cuts) + 3 * mixers - 8_192
-    (small_disk / "other").write_bytes(bytes(shutil.disk_usage(small_disk).free - room))
-    with pytest.raises(RequestError, match=r"room for 3 further checkpoints of .* and for the output of ") as refusal:
-        plan_sweep(request(small_disk))
-    assert f"needs {(sum(cuts) + 3 * mixers) / 1000:.2f} kB" in str(refusal.value)
+    leave_free(small_disk, sum(cuts) + 3 * mixers - 8_192)
+    # The wider of the two has the larger checkpoints, wherever it stands.
+    for ratios in ((0.5, 0.75), (0.75, 0.5)):
+        with pytest.raises(RequestError, match=r"^ratio 0.5, method drrqr: .* room for 3 further check") as refusal:
+            plan_sweep(request(small_disk, ratios))
+        assert f"needs {(sum(cuts) + 3 * mixers) / 1000:.2f} kB" in str(refusal.value)
+    assert len(plan_sweep(request(small_disk, (0.75, 0.7))).cuts) == 2
     # Cuts of which the figures alone are kept are there one at a time.
-    assert len(plan_sweep(request(small_disk, table_only=True)).cuts) == 2
+    assert len(plan_sweep(request(small_disk, (0.5, 0.75), table_only=True)).cuts) == 2
+
+
+@pytest.mark.parametrize("ratios", [(0.5, 0.75), (0.75, 0.5), (0.75,)])
+def test_a_rank_that_one_cut_of_a_sweep_cannot_have(ratios: tuple[float, ...], cut: Path, tmp_path: Path) -> None:
+    """Two heads of 4 channels are 8, where the 8 of the other cut are 16."""
+    message = r"^ratio 0.75, method drrqr: a LoRA rank of 16 is over 8, the smaller side of .*; use a rank of at most 8"
+    with pytest.raises(RequestError, match=message):
+        plan_sweep(sweep_that_trains(cut, tmp_path / "out", ratios, rank=16))
+    plans = plan_sweep(sweep_that_trains(cut, tmp_path / "out", ratios, rank=8)).cuts
+    assert all(plan.training is not None and plan.training.student.rank == 8 for plan in plans)
 
 
 def test_a_last_checkpoint_that_cannot_be_written_costs_no_result(

@@ -36,8 +36,9 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from benchmarks.environment import check_output, write_result
-from benchmarks.output_files import check_figure, replaced, told_in_one_sentence
+from benchmarks.environment import write_result
+from benchmarks.options import check_options
+from benchmarks.output_files import check_folder_to_write, replaced, told_in_one_sentence
 from benchmarks.state_tracking.figure import betas_of, draw
 from benchmarks.state_tracking.merging import is_whole, merge, run_key, stored_runs
 from benchmarks.state_tracking.models import FAMILIES, ModelSettings
@@ -53,7 +54,7 @@ from compressor.progress import StageReporter
 @told_in_one_sentence()
 def main() -> None:
     arguments = parse()
-    check_figure(arguments.figure)
+    check_options(arguments)
     results = _results(arguments)
     if arguments.figure is not None:
         if not any(map(is_whole, results)):
@@ -114,6 +115,8 @@ def _settings(
     task = find_task(task_name)
     is_group = isinstance(task, GroupWordProblem)
     shortest, longest = arguments.train_lengths or ((128, 128) if is_group else (3, 40))
+    if not 1 <= shortest <= longest:
+        raise RequestError(f"--train-lengths {shortest} {longest}: give the shortest, at least 1, and the longest.")
     lengths = tuple(arguments.test_lengths or ((128, 256, 512) if is_group else (256,)))
     if list(lengths) != sorted(set(lengths)) or arguments.test_samples < 1 or arguments.pruning_samples < 1:
         raise RequestError(
@@ -159,7 +162,7 @@ def measure_all(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     planned = run_settings(arguments)
     finished = [stored for stored in stored_runs(arguments.output) if is_whole(stored)]
     measured = {run_key(stored["settings"]) for stored in finished}
-    check_output(arguments.output)
+    check_folder_to_write("--checkpoints", arguments.checkpoints)
     for number, settings in enumerate(planned, start=1):
         console.print(f"[{number}/{len(planned)}] {settings.label}", markup=False)
         if run_key(asdict(settings)) in measured:

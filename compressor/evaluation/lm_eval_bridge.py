@@ -18,16 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from compressor.errors import RequestError, RunError
 from compressor.evaluation.lm_eval_samples import document_values, standard_error
 from compressor.evaluation.lm_eval_tasks import LmEvalTasks
-
-SIX_TASKS = {
-    "arc_easy": "acc_norm",
-    "arc_challenge": "acc_norm",
-    "hellaswag": "acc_norm",
-    "piqa": "acc_norm",
-    "winogrande": "acc",
-    "lambada_openai": "acc",
-}
-"""Task -> the metric of it that the paper averages."""
+from compressor.evaluation.task_names import SIX_TASKS
 
 DEFAULT_MAX_LENGTH = 2048
 """lm-eval's own, for models whose config names no context length."""

@@ -71,9 +71,15 @@ def make_prompt_sets(
 
 
 def check_lengths(
-    tasks: Sequence[Task], lengths: Sequence[int], tokenizer: PreTrainedTokenizerBase, option: str = "--lengths"
+    tasks: Sequence[Task],
+    lengths: Sequence[int],
+    tokenizer: PreTrainedTokenizerBase,
+    lengths_name: str = "lengths",
+    tasks_name: str = "tasks",
 ) -> None:
-    """Refuse every length that is too short for one of the tasks, all of them in one message; `option` sets them.
+    """Refuse every length that is too short for one of the tasks, all of them in one message.
+
+    The names are those that the user knows the two as.
 
     Raises:
         RequestError: as said.
@@ -84,7 +90,7 @@ def check_lengths(
         listed = ", ".join(f"{name} {minimum}" for name, minimum in needs.items())
         raise RequestError(
             f"length {shortest} is too short; with this tokenizer these tasks need more tokens for prompt and output: "
-            f"{listed}; raise {option} or leave them out of --tasks."
+            f"{listed}; raise {lengths_name} or leave them out of {tasks_name}."
         )
 
 

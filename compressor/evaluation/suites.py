@@ -1,17 +1,17 @@
-"""What a suite asks: tasks, lengths and numbers of prompts and windows."""
+"""What a suite asks: tasks, lengths and numbers of prompts and windows. Imports no torch."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from compressor.errors import RequestError
-from compressor.evaluation.results import Mode
+from compressor.evaluation.task_names import split_task_names
+
+if TYPE_CHECKING:
+    from compressor.evaluation.results import Mode
 
 SuiteName = Literal["quick", "full"]
-LM_EVAL_PREFIX = "lm_eval:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +67,9 @@ def choose_suite(
     """The suite with what is given in place of its own, and the lm-eval tasks that were among `tasks`.
 
     The name that begins with `lm_eval:` and all after it are lm-eval's: `vt,lm_eval:wikitext,piqa`.
-
-    Raises:
-        RequestError: a task or a length is named twice, or nothing stands after `lm_eval:`.
     """
     suite = SUITES[name]
-    own, others = _split_tasks(suite.tasks if tasks is None else tasks)
-    for option, values in (("--tasks", own), ("--tasks", others), ("--lengths", lengths or ())):
-        refuse_doubles(option, values)
+    own, others = split_task_names(suite.tasks if tasks is None else tasks)
     suite = replace(
         suite,
         tasks=own,
@@ -85,21 +80,3 @@ def choose_suite(
         mode=mode or suite.mode,
     )
     return suite, others
-
-
-def _split_tasks(names: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    first = next((at for at, name in enumerate(names) if name.startswith(LM_EVAL_PREFIX)), len(names))
-    others = [name.removeprefix(LM_EVAL_PREFIX) for name in names[first:]]
-    if "" in others:
-        raise RequestError(
-            f"--tasks has no name after {LM_EVAL_PREFIX} where one is needed; write {LM_EVAL_PREFIX}NAME, such as "
-            f"{LM_EVAL_PREFIX}wikitext, or leave it out."
-        )
-    return tuple(names[:first]), tuple(others)
-
-
-def refuse_doubles(option: str, values: Sequence[str] | Sequence[int]) -> None:
-    """Raises RequestError where a value that was given stands there twice, of which one would be measured."""
-    for value, count in Counter(values).items():
-        if count > 1:
-            raise RequestError(f"{option} names {value} twice; leave one out.")

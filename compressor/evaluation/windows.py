@@ -22,6 +22,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from compressor.errors import RequestError
+from compressor.evaluation.stride import require_stride
 from compressor.tokenization import encode_texts
 
 _SPACE = re.compile(r"\s+")
@@ -152,16 +153,6 @@ def rolling_windows(documents: Sequence[Document], length: int, prefix: int, lim
     start = Document(nothing + prefix, nothing, nothing)
     prefixed = [join_documents([start, document], None) for document in documents]
     return _windows(prefixed, lambda total: _overlapping(total, length + 1, length), limit)
-
-
-def require_stride(stride: int, length: int) -> None:
-    """Raises:
-    RequestError: a window of `length` tokens would not overlap the one `stride` tokens before it.
-    """
-    if not 1 <= stride < length:
-        raise RequestError(
-            f"a stride of {stride} does not fit windows of {length} tokens; use one from 1 to {length - 1}."
-        )
 
 
 @dataclass(frozen=True, slots=True)

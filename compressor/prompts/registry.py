@@ -129,7 +129,7 @@ def generate_prompts(
             for a text, or calibration asks for one of the forms that are kept for evaluation.
     """
     if count < 1:
-        raise RequestError(f"{count} prompts of {task.name}: at least 1 is needed; raise --samples.")
+        raise RequestError(f"{count} prompts of {task.name}: at least 1 is needed; raise their number.")
     if split == "calibration" and task.name in UNSEEN:
         raise RequestError(
             f"task {task.name} for calibration: it is kept for evaluation as an unseen form; choose another of "

@@ -84,7 +84,7 @@ class SizedTask(Task):
 def too_short(task: Task, length: int, minimum: int) -> RequestError:
     return RequestError(
         f"length {length}: a prompt of {task.name} with its output needs at least {minimum} tokens of this tokenizer; "
-        f"ask for --lengths {minimum} or more, or leave {task.name} out."
+        f"ask for {minimum} or more, or leave {task.name} out."
     )
 
 

@@ -58,9 +58,9 @@ def explained_memory(step: int, sequences: int, length: int, recomputed: bool, k
     try:
         yield
     except torch.OutOfMemoryError as error:
-        less = [f"--micro-batch-size {max(1, sequences // 2)}"] if sequences > 1 else []
-        less += [] if recomputed else ["--gradient-checkpointing"]
-        remedy = f"give {' or '.join(less)}" if less else "give a shorter --sequence-length"
+        less = [f"micro_batch_size {max(1, sequences // 2)}"] if sequences > 1 else []
+        less += [] if recomputed else ["gradient_checkpointing"]
+        remedy = f"give {' or '.join(less)}" if less else "give a shorter sequence_length"
         raise RunError(
             f"step {step}: a pass over {sequences} sequences of {length} tokens at once does not fit on the GPU; "
             f"{kept}: {remedy}, and --resume where there is a checkpoint."

@@ -50,7 +50,7 @@ def refuse_other_sharding(plugin: FullyShardedDataParallelPlugin) -> None:
     if plugin.activation_checkpointing:
         raise RequestError(
             "accelerate was launched with --fsdp_activation_checkpointing, and recovery computes activations again "
-            "itself; give it --gradient-checkpointing instead."
+            "itself; give it gradient_checkpointing instead."
         )
     if isinstance(plugin.cpu_offload, CPUOffloadPolicy):
         raise RequestError(

@@ -127,7 +127,7 @@ class Student:
         """
         if not self.adapters:
             raise RequestError(
-                "--save-adapter: --trainable mixers trains no adapter; use --trainable lora, or leave --save-adapter "
+                "save_adapter: trainable mixers trains no adapter; use trainable lora, or leave save_adapter "
                 "out: the exported checkpoint has all that was trained."
             )
         folder.mkdir(parents=True, exist_ok=True)
@@ -234,7 +234,7 @@ def _plan(
 def _refuse_needless_targets(settings: StudentSettings) -> None:
     if settings.targets is not None:
         raise RequestError(
-            f"recovery targets ({', '.join(settings.targets)}) choose modules for LoRA, and --trainable mixers trains "
+            f"recovery targets ({', '.join(settings.targets)}) choose modules for LoRA, and trainable mixers trains "
             "every parameter of the mixers; leave one of the two out."
         )
 
@@ -271,7 +271,7 @@ def _refuse_large_rank(model: PreTrainedModel, paths: Sequence[str], rank: int) 
         if rank > side:
             raise RequestError(
                 f"a LoRA rank of {rank} is over {side}, the smaller side of {path}; use a rank of at most {side}, "
-                "other targets, or --trainable mixers."
+                "other targets, or trainable mixers."
             )
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks.memory import cut, watched
 from benchmarks.random_checkpoint import make_checkpoint
+from compressor.errors import RunError
 from compressor.preparation import open_model, open_source
 from tests.tiny_models import read_weights
 
@@ -23,7 +24,7 @@ def test_anonymous_memory_of_a_child_counts() -> None:
 
 
 def test_a_process_that_fails_is_said() -> None:
-    with pytest.raises(SystemExit, match="failed with status 3"):
+    with pytest.raises(RunError, match="failed with status 3; what it said is above."):
         watched([sys.executable, "-c", "raise SystemExit(3)"])
 
 

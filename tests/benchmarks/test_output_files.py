@@ -94,8 +94,8 @@ def test_an_error_of_the_package_ends_in_its_sentence(capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--repeats", "-1"], "--repeats -1 measures nothing but compilation; give at least 1."),
-        (["--repeats", "0"], "--repeats 0 measures nothing"),
+        (["--repeats", "-1"], "--repeats -1 is outside its limits; give at least 1."),
+        (["--repeats", "0"], "--repeats 0 is outside"),
         (["--output", "/dev/full"], "/dev/full is a folder or a device"),
         ([], "absent"),
     ],

@@ -40,9 +40,11 @@ def test_pca(tmp_path: Path) -> None:
 def test_decays_of_channels_are_named_and_not_calibrated(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The folder has no tokenizer and the texts are not there: both would be missed after the refusal."""
+    """The folder has no tokenizer, which would be missed after the refusal."""
     save_tiny("kda", tmp_path / "models" / "kimi")
+    (tmp_path / "test_prose.txt").write_text("A text.", encoding="utf-8")
     words = ["--models", str(tmp_path / "models"), "--text", str(tmp_path), "--output", str(tmp_path / "rows.json")]
+    words += ["--texts", "prose"]
     monkeypatch.setattr(sys, "argv", ["pca", *words])
     with pytest.raises(SystemExit) as exit_:
         pca.main()

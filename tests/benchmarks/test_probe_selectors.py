@@ -15,6 +15,7 @@ from benchmarks.probe_selectors import METHODS, cuts, parse_arguments, probe_cut
 from benchmarks.resumable import Row
 from compressor.architectures.family import family_of
 from compressor.calibration.tokenizer import load_tokenizer
+from compressor.errors import RequestError
 from compressor.evaluation.measure import Material
 from compressor.preparation import open_model, open_source
 from compressor.probe.spectra import FIGURES
@@ -76,7 +77,7 @@ def test_table_and_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "+0.6000 +- 0.1000" in capsys.readouterr().out
     draw_probes([dense, pruned], tmp_path / "figure.png")
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(SystemExit, match="no row of m as it is"):
+    with pytest.raises(RequestError, match="no row of m as it is"):
         print_probes([pruned])
 
 

@@ -226,5 +226,5 @@ def test_a_figure_that_cannot_be_drawn_is_refused(
     assert '".foo" is not drawn; use .png' in refused([*words, str(tmp_path / "a.foo")], monkeypatch, capsys)
     assert not table.exists()
     told = refused([*words, str(tmp_path / "a.png")], monkeypatch, capsys)
-    assert "no cut that scores both streams was measured" in told
+    assert "no cut that it shows was measured" in told
     assert sorted(path.name for path in tmp_path.iterdir()) == ["rows.json", "table.md"]

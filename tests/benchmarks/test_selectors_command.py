@@ -106,7 +106,7 @@ def test_a_budget_that_ends_between_rows_says_how_many_are_left(
         (["--models", "."], "--text is missing"),
         (["--models", "models", "--text", "."], "nothing was measured: models holds no folder of a supported family"),
         (["--results", "rows.json", "--figure", "a.foo"], '".foo" is not drawn'),
-        (["--results", "rows.json", "--heads-figure", "a.png"], "--heads-figure a.png: no cut was measured"),
+        (["--results", "rows.json", "--heads-figure", "a.png"], "--heads-figure a.png: no cut that it shows was"),
         (["--models", "models", "--text", ".", "--output", "empty.json"], "empty.json cannot be read (no JSON"),
     ],
 )
@@ -120,8 +120,10 @@ def test_what_cannot_be_done_is_refused(
     monkeypatch.chdir(tmp_path)
     Path("models").mkdir()
     Path("empty.json").write_text("", encoding="utf-8")
+    for name in ("prose", "docs", "code"):
+        Path(f"test_{name}.txt").write_text("A text.", encoding="utf-8")
     dense = {"model": "m", "method": "dense", "scoring": "qk", "ratio": 0.0, "norm_epsilon": "keep", "memory": None}
-    row = {**dense, "perplexity": {"prose": 2.0}, "kl_text": 0.0, "kl_prompts": 0.0}
+    row = {**dense, "perplexity": {"prose": 2.0}, "kl_text": 0.0, "kl_prompts": 0.0, "scores": {}}
     Path("rows.json").write_text(json.dumps({"rows": [row]}), encoding="utf-8")
     monkeypatch.setattr(sys, "argv", ["selectors", *words])
     with pytest.raises(SystemExit) as exit_:

@@ -22,7 +22,6 @@ from compressor.calibration.tokenizer import load_tokenizer
 from compressor.checkpoint.config_file import CONFIG_FILE, read_config
 from compressor.errors import RequestError
 from compressor.evaluation.lm_eval_bridge import (
-    SIX_TASKS,
     LmEvalFigures,
     LmEvalMetric,
     LmEvalTaskFigures,
@@ -31,6 +30,7 @@ from compressor.evaluation.lm_eval_bridge import (
 )
 from compressor.evaluation.lm_eval_samples import document_values, standard_error
 from compressor.evaluation.lm_eval_tasks import LmEvalTasks, check_lm_eval_tasks
+from compressor.evaluation.task_names import SIX_TASKS
 from compressor.loading import load_model
 from tests.evaluation.local_lm_eval_tasks import GENERATIONS, PAGES, QUESTIONS, TASKS, write_local_tasks, write_task
 

@@ -12,7 +12,9 @@ from benchmarks.fisher import main
 from compressor.demo import held_out_text_path
 
 
-def test_benchmark_writes_its_cells_once(demo_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_benchmark_writes_its_cells_once(
+    demo_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     text = held_out_text_path().read_text(encoding="utf-8")[:3000]
     for name in ("prose", "docs", "code"):
         (tmp_path / f"test_{name}.txt").write_text(text, encoding="utf-8")
@@ -36,5 +38,7 @@ def test_benchmark_writes_its_cells_once(demo_model: Path, tmp_path: Path, monke
     assert more[:2] == cells
     assert [cell["method"] for cell in more] == ["drrqr", "stages-2", "drrqr-measured"]
 
-    with pytest.raises(SystemExit, match="was measured with other settings"):
+    with pytest.raises(SystemExit) as exit_:
         run("--seed", "1")
+    assert exit_.value.code == 2
+    assert "was measured with another seed; name another --output" in capsys.readouterr().err

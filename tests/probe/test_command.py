@@ -155,6 +155,8 @@ def test_concatenated_documents(tmp_path: Path) -> None:
         (["--search-rank", "17"], "--search-rank 17 is over the 16 directions"),
         (["--ranks", "0"], "--ranks: Input should be greater than or equal to 1 (got 0)"),
         (["--ranks", "one"], '--ranks: "one" is no whole number'),
+        (["--ranks", "4,1,4"], "--ranks: 4 is named twice; leave one out."),
+        (["--tasks", "vt,recall,vt"], "--tasks: vt is named twice; leave one out."),
         (["--ranks", ""], "--ranks: name at least one"),
         (["--length", "9" * 30], "--length: Input should be less than or equal to 16777216"),
         (["--search-rank", "0"], "--search-rank: Input should be greater than or equal to 1"),

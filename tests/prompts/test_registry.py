@@ -73,7 +73,7 @@ def test_numbers_outside_their_limits_are_refused(name: str, message: str) -> No
 
 
 def test_no_prompts_are_refused() -> None:
-    with pytest.raises(RequestError, match="0 prompts of vt: at least 1 is needed; raise --samples"):
+    with pytest.raises(RequestError, match="0 prompts of vt: at least 1 is needed; raise their number"):
         generate_prompts(find_task("vt"), 0, 900, count_tokens, 0, "evaluation")
 
 

@@ -125,7 +125,7 @@ def test_a_launch_for_another_engine_is_refused() -> None:
     ("changes", "message"),
     [
         ({"fsdp_version": 1}, "launched for FSDP 1, and recovery shards with FSDP 2; launch it with --use_fsdp"),
-        ({"fsdp_version": 2, "activation_checkpointing": True}, "give it --gradient-checkpointing instead"),
+        ({"fsdp_version": 2, "activation_checkpointing": True}, "give it gradient_checkpointing instead"),
         ({"fsdp_version": 2, "cpu_offload": True}, "with --fsdp_offload_params, and recovery keeps what it trains on"),
     ],
 )

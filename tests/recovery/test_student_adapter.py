@@ -128,7 +128,7 @@ def test_an_alpha_with_a_fraction_survives(tmp_path: Path) -> None:
 
 def test_whole_mixers_have_no_adapter_to_save(tmp_path: Path) -> None:
     student = tiny_student("gated_deltanet", tmp_path / "model", MIXERS)[1]
-    message = "^--save-adapter: --trainable mixers trains no adapter; use --trainable lora, or leave --save-adapter out"
+    message = "^save_adapter: trainable mixers trains no adapter; use trainable lora, or leave save_adapter out"
     with pytest.raises(RequestError, match=message):
         student.save_adapter(tmp_path / "adapter")
     assert not (tmp_path / "adapter").exists()

@@ -52,13 +52,13 @@ WHOLE = "(the mixers' convolutions and norms are trained without being named)."
             "gated_deltanet",
             {"rank": 33},
             "a LoRA rank of 33 is over 32, the smaller side of model.layers.0.attn.q_proj; use a rank of at most 32, "
-            "other targets, or --trainable mixers.",
+            "other targets, or trainable mixers.",
         ),
         (
             "q35",
             {"rank": 5, "targets": ("out_proj", "in_proj_b")},
             "a LoRA rank of 5 is over 4, the smaller side of model.layers.0.linear_attn.in_proj_b; use a rank of at "
-            "most 4, other targets, or --trainable mixers.",
+            "most 4, other targets, or trainable mixers.",
         ),
         (
             "q35",
@@ -110,7 +110,7 @@ WHOLE = "(the mixers' convolutions and norms are trained without being named)."
         (
             "q35",
             {"trainable": "mixers", "targets": ("out_proj",)},
-            "recovery targets (out_proj) choose modules for LoRA, and --trainable mixers trains every parameter of the "
+            "recovery targets (out_proj) choose modules for LoRA, and trainable mixers trains every parameter of the "
             "mixers; leave one of the two out.",
         ),
     ],

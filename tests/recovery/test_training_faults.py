@@ -146,9 +146,9 @@ def test_a_head_with_a_bias_is_refused(models: Models, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "remedy"),
     [
-        ({}, "a pass over 4 sequences of 32 tokens .* give --micro-batch-size 2 or --gradient-checkpointing,"),
-        ({"micro_batch_size": 1}, "a pass over 1 sequences .* give --gradient-checkpointing,"),
-        ({"micro_batch_size": 1, "gradient_checkpointing": True}, "give a shorter --sequence-length,"),
+        ({}, "a pass over 4 sequences of 32 tokens .* give micro_batch_size 2 or gradient_checkpointing,"),
+        ({"micro_batch_size": 1}, "a pass over 1 sequences .* give gradient_checkpointing,"),
+        ({"micro_batch_size": 1, "gradient_checkpointing": True}, "give a shorter sequence_length,"),
     ],
 )
 def test_too_little_memory_names_what_needs_less(

@@ -32,7 +32,7 @@ def test_a_model_against_a_baseline(
     model: Path, narrow: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "bench.json"
-    words = ["bench", str(narrow), "--baseline", str(model), *FAST, "--batch-sizes", "1,3,1", "--repeats", "2"]
+    words = ["bench", str(narrow), "--baseline", str(model), *FAST, "--batch-sizes", "1,3", "--repeats", "2"]
     assert main([*words, "--output", str(output)]) == 0
     printed = capsys.readouterr().out
     assert "loading dense" in printed
@@ -87,6 +87,8 @@ def test_a_model_whose_logits_are_no_numbers_is_told(
     [
         (["--batch-sizes", "4,0"], "--batch-sizes: Input should be greater than or equal to 1 (got 0)"),
         (["--batch-sizes", "many"], '--batch-sizes: "many" is no whole number'),
+        (["--batch-sizes", "1,16,1"], "--batch-sizes: 1 is named twice; leave one out."),
+        (["--prefill-lengths", "64,64"], "--prefill-lengths: 64 is named twice"),
         (["--steps", "0"], "--steps: Input should be greater than or equal to 1 (got 0)"),
         (["--warm-up", "-1"], "--warm-up: Input should be greater than or equal to 0 (got -1)"),
         (["--prompt-length", "4096"], "--prompt-length 4096 is over the 2048 tokens of context that the model's"),

@@ -15,6 +15,7 @@ from benchmarks.speed_bars import bars_of
 from benchmarks.speed_figure import draw, gain
 from benchmarks.speed_shapes import SHAPES, random_subject
 from compressor.architectures.registry import architecture_of
+from compressor.errors import RequestError
 from compressor.speed.cells import Recorder
 from compressor.speed.decoding import DecodePlan
 from compressor.speed.measure import Bench, measure_decode
@@ -142,5 +143,5 @@ def test_gain_is_against_the_widest(tmp_path: Path) -> None:
     assert gain(rows, "decode", 64, "seconds", 32) == 2
     assert gain(rows, "largest batch", None, "batch", 32) == 2.5
     assert gain(rows, "decode", 64, "seconds", 64) is None
-    with pytest.raises(SystemExit, match="measure again"):
+    with pytest.raises(RequestError, match="measure again"):
         draw([], tmp_path / "figure.png")

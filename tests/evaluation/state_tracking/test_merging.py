@@ -117,9 +117,7 @@ def test_what_cannot_be_written_is_refused_in_a_sentence(tmp_path, monkeypatch, 
     assert '".foo" is not drawn' in refused(monkeypatch, capsys, *merging, "--figure", str(tmp_path / "a.foo"))
     with file_size_limit(50):
         assert "output.json cannot be written (File too large)" in refused(monkeypatch, capsys, *merging)
-    assert "no runs of state tracking (Is a directory)" in refused(
-        monkeypatch, capsys, "--merge", str(part), "--output", str(tmp_path)
-    )
+    assert "is a folder or a device" in refused(monkeypatch, capsys, "--merge", str(part), "--output", str(tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == ["part.json"]
     figure = tmp_path / "a.png"
     assert "no run is whole" in refused(monkeypatch, capsys, *merging, "--figure", str(figure))
