@@ -49,6 +49,8 @@ from compressor.writing import write_checkpoint
 
 METHODS = ("drrqr", "l1", "random")
 RATIOS = (0.25, 0.5, 0.75)
+SETTINGS = ("samples", "windows", "window", "seed")
+"""Options that decide a figure."""
 COLUMNS: Columns = {
     "model": str, "method": str, "ratio": int | float, "norm_epsilon": str, "key_dim": int, "perplexity": dict,
     "kl": int | float,
@@ -105,7 +107,8 @@ def measure(arguments: argparse.Namespace) -> list[Cell]:
     cells: list[Cell] = []
     for source in supported_models(arguments.models, arguments.only):
         cells += measure_model(source, arguments)
-        write_result(arguments.output, {"settings": _settings(arguments), "cells": [asdict(cell) for cell in cells]})
+        settings = {name: vars(arguments)[name] for name in SETTINGS}
+        write_result(arguments.output, {"settings": settings, "cells": [asdict(cell) for cell in cells]})
     refuse_nothing_measured(cells)
     return cells
 
@@ -171,7 +174,7 @@ def compare(
     cells = {
         (method, ratio, policy): Cell(name, method, ratio, policy, round(dense.key_dim * (1 - ratio)), {}, 0.0)
         for method, ratio in cuts
-        for policy in ("keep", "scaled")
+        for policy in (("keep", "scaled") if source.architecture.scales_by_width else ("keep",))
     }
     for text in TEXTS:
         losses = dict.fromkeys(cells, 0.0)
@@ -239,10 +242,6 @@ def draw(cells: list[Cell], path: Path) -> None:
     axes[0][-1].legend(fontsize=8)
     figure.tight_layout()
     figure.savefig(path, dpi=130)
-
-
-def _settings(arguments: argparse.Namespace) -> dict[str, str]:
-    return {name: str(value) for name, value in vars(arguments).items()}
 
 
 if __name__ == "__main__":

@@ -17,7 +17,8 @@ FAST = ["--no-verify", "--no-evaluate", "--no-refit"]
 @pytest.mark.parametrize(
     "name",
     [
-        "gated_deltanet", "delta_net", "q35",
+        "gated_deltanet", "q35",
+        pytest.param("delta_net", marks=pytest.mark.slow),
         pytest.param("gated_deltaproduct", marks=pytest.mark.slow), pytest.param("qn", marks=pytest.mark.slow),
     ],
 )  # fmt: skip

@@ -47,7 +47,7 @@ def hashes(folder: Path) -> dict[str, str]:
         pytest.param("gated_deltaproduct_hybrid", marks=pytest.mark.slow),
         pytest.param("delta_net_sum_norm", marks=pytest.mark.slow),
         pytest.param("q35", marks=pytest.mark.slow),
-        "qw",
+        pytest.param("qw", marks=pytest.mark.slow),
         pytest.param("qn_experts", marks=pytest.mark.slow),
         pytest.param("qw_experts", marks=pytest.mark.slow),
         pytest.param("oh_parts", marks=pytest.mark.slow),

@@ -95,7 +95,7 @@ def test_a_changed_projection_fails_verification_unless_the_report_says_refit(
     assert main(words) == status
 
 
-@pytest.mark.parametrize("options", [[], ["--no-refit"]])
+@pytest.mark.parametrize("options", [[], pytest.param(["--no-refit"], marks=pytest.mark.slow)])
 def test_both_norm_epsilons_are_reported_as_runs_of_their_own_find_them(options: list[str], tmp_path: Path) -> None:
     source, text = make_source("gated_deltanet", tmp_path / "source"), make_text(tmp_path)
     found = {}

@@ -68,7 +68,8 @@ def kept(output: Path) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("number", "status", "options"), [(signal.SIGTERM, 143, []), (signal.SIGINT, 130, ["--table-only"])]
+    ("number", "status", "options"),
+    [(signal.SIGTERM, 143, []), pytest.param(signal.SIGINT, 130, ["--table-only"], marks=pytest.mark.slow)],
 )
 def test_a_signal_in_the_third_cut(
     number: int,

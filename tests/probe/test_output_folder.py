@@ -117,7 +117,7 @@ def test_the_space_asked_for_is_that_of_what_is_written(section: ProbeSection, t
     assert written <= expected_bytes(plan, [configured.mixers]) < written + 10_000_000
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_signal_ends_it_with_one_sentence(number: signal.Signals, tmp_path: Path) -> None:
     given = words(tmp_path, tmp_path / "out")
     with subprocess.Popen(
