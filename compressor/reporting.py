@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from compressor.architectures.base import Architecture
 from compressor.architectures.engines import engine_answers
@@ -175,7 +175,8 @@ def result_table(report: Report) -> Table:
     evaluation = report.evaluation
     untrained = None if evaluation is None else evaluation.untrained
     columns = ("before", "after") if untrained is None else ("teacher", "before", "after")
-    table = Table("", *columns, "difference ± s.e.", title=title)
+    headers = ("", *columns, "difference ± s.e.")
+    table = Table(*(Column(header, overflow="fold") for header in headers), title=title)
 
     def add(label: str, original: str, compressed: str | None) -> None:
         table.add_row(label, original, *([compressed] * (len(columns) - 1)))

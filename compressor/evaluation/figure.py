@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from compressor.errors import RequestError
 from compressor.evaluation.results import ModelFigures
+from compressor.evaluation.text_names import shortly_named
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -56,10 +57,11 @@ def _draw_scores(axes: Axes, ordered: Sequence[ModelFigures]) -> None:
 
 
 def _draw_perplexities(axes: Axes, ordered: Sequence[ModelFigures]) -> None:
-    for name in dict.fromkeys(text.name for model in ordered for text in model.texts):
+    named = shortly_named(ordered)
+    for name in dict.fromkeys(text.name for model in named for text in model.texts):
         measured = [
             (model.state_bytes_per_sequence / 1024, text.figures.token_perplexity)
-            for model in ordered
+            for model in named
             for text in model.texts
             if text.name == name and text.figures.token_perplexity is not None
         ]

@@ -18,6 +18,7 @@ from compressor.evaluation.pairing import (
     text_difference,
 )
 from compressor.evaluation.results import Difference, ModelFigures, NamedText, Score, TaskFigures
+from compressor.evaluation.text_names import shortly_named
 
 NOT_MEASURED = "not measured"
 Row = tuple[str, str, str, str]
@@ -31,7 +32,7 @@ _MEMORY = {True: "memory, forms that calibration may use", False: "memory, unsee
 
 def model_rows(figures: ModelFigures) -> Iterator[tuple[str, str, str]]:
     """(figure, value, standard error) of one model alone."""
-    for text in figures.texts:
+    for text in shortly_named([figures])[0].texts:
         yield from _text_rows(text)
     for task in figures.tasks:
         yield _task_label(task), _share(task.score), _share_error(task.score, [task])
@@ -44,6 +45,10 @@ def model_rows(figures: ModelFigures) -> Iterator[tuple[str, str, str]]:
 
 def comparison_rows(before: ModelFigures, after: ModelFigures) -> Iterator[Row]:
     """Everything that either was measured on, without widths and sizes; what one lacks is "not measured"."""
+    return _comparison_rows(*shortly_named([before, after]))
+
+
+def _comparison_rows(before: ModelFigures, after: ModelFigures) -> Iterator[Row]:
     for one, other in matched_texts(before, after):
         yield from _text_comparison(one, other)
     yield from _divergences(before, after)
@@ -59,14 +64,15 @@ def several_rows(models: Sequence[ModelFigures]) -> list[list[str]]:
     What the first model has in a row can depend on the other one (a mean over the tasks of both): such rows stay apart.
     """
     rows: dict[tuple[str, str], dict[int, tuple[str, str]]] = {}
-    for number, model in enumerate(models[1:]):
-        for label, old, new, change in comparison_rows(models[0], model):
+    first, *others = shortly_named(models)
+    for number, model in enumerate(others):
+        for label, old, new, change in _comparison_rows(first, model):
             rows.setdefault((label, old), {})[number] = (new, change)
     elsewhere = {(label, number) for (label, _), cells in rows.items() for number in cells}
     table = []
     for (label, old), cells in rows.items():
         row = [label, old]
-        for number in range(len(models) - 1):
+        for number in range(len(others)):
             row += cells.get(number, ("" if (label, number) in elsewhere else NOT_MEASURED, ""))
         table.append(row)
     return table

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from io import StringIO
 from pathlib import Path
@@ -17,6 +18,7 @@ from compressor.evaluation.pairing import require_something_in_common
 from compressor.evaluation.printing import comparison_table, model_table
 from compressor.evaluation.results import ModelFigures
 from compressor.evaluation.tables import comparison_rows, headings, model_rows, several_rows
+from compressor.evaluation.text_names import short_names
 from tests.evaluation.hand_made_figures import model, task, text
 
 SEEN, UNSEEN = "memory, forms that calibration may use", "memory, unseen forms"
@@ -182,9 +184,44 @@ def test_models_of_one_name_are_told_apart(models: list[tuple[str, str | None]],
 
 def test_names_are_shown_as_they_are(tmp_path: Path) -> None:
     """Square brackets and colons are markup to rich, dollar signs mathematics to matplotlib."""
-    name, path = "m[bold]x[/y]:smile:", "_$x^{$[/red].txt"
+    name, path = "m[bold]x[/y]:smile:", "_$x^{$[red].txt"
     figures = model(name, task("vt[i]", 1, 1), texts=(text(path, [[1.0]]),))
     for table in (model_table(figures), comparison_table([figures, figures])):
         assert all(part in printed(table) for part in (name, path, "vt[i] at 512"))
     draw_quality([figures, model("b", texts=(text(path, [[1.0]]),))], tmp_path / "figure.svg")
     assert (tmp_path / "figure.svg").stat().st_size > 0
+
+
+def test_texts_are_called_by_what_tells_them_apart() -> None:
+    names = ["/data/long/prose.txt", "/data/long/code.txt", "/other/long/code.txt", "org/name", "demo", "b.jsonl"]
+    assert short_names([*names, "x/b.jsonl", "x/b.jsonl"]) == {
+        "/data/long/prose.txt": "prose.txt",
+        "/data/long/code.txt": "data/long/code.txt",
+        "/other/long/code.txt": "other/long/code.txt",
+        "org/name": "org/name",
+        "demo": "demo",
+        "b.jsonl": "b.jsonl",
+        "x/b.jsonl": "x/b.jsonl",
+    }
+
+
+def test_files_of_one_name_stay_two_texts() -> None:
+    """Also where only two of three models show both."""
+    first, second = (text(f"/{folder}/held_out.txt", [[loss]]) for folder, loss in (("a", 1.0), ("b", 2.0)))
+    table = several_rows(
+        [model("one", texts=(first, second)), model("two", texts=(first,)), model("3", texts=(second,))]
+    )
+    losses = {row[0]: row[1] for row in table if row[0].startswith("loss, ")}
+    assert losses == {"loss, a/held_out.txt": "1.0000", "loss, b/held_out.txt": "2.0000"}
+
+
+def test_a_narrow_terminal_shows_names_whole() -> None:
+    texts = (text("/data/a_rather_long_name_of_a_text_prose.txt", [[1.0]]),)
+    stream = StringIO()
+    models = [model("a-rather-long-model-0.5", texts=texts), model("b", texts=texts)]
+    Console(width=60, file=stream).print(comparison_table(models))
+    cells = [re.split("[│┃]", line) for line in stream.getvalue().splitlines()]
+    labels, before = ("".join(row[number].strip() for row in cells if len(row) > 3) for number in (1, 2))
+    assert "…" not in stream.getvalue()
+    assert "a_rather_long_name_of_a_text_prose.txt" in labels
+    assert "a-rather-long-model-0.5" in before
