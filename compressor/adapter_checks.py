@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from compressor.errors import RequestError
+from compressor.home_folders import expanded
 from compressor.naming import Naming
 from compressor.recipe import RecoverySection
 
@@ -19,7 +20,7 @@ def refuse_no_adapter(section: RecoverySection, trains: bool, name: Naming) -> N
     """
     if section.save_adapter is None:
         return
-    given = name(_SETTING, Path(section.save_adapter).expanduser())
+    given = name(_SETTING, expanded(section.save_adapter))
     if section.trainable != "lora":
         raise RequestError(
             f"{given}: {name('recovery.trainable', section.trainable)} trains no adapter; use "

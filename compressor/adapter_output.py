@@ -14,6 +14,7 @@ from compressor.data_parallel import Processes
 from compressor.errors import RequestError, RunError
 from compressor.export.disk import translate_write_errors
 from compressor.export.folder import OutputFolder
+from compressor.home_folders import expanded
 from compressor.naming import Naming
 from compressor.preparation import Source
 from compressor.recipe import Recipe, RecoverySection
@@ -35,7 +36,7 @@ def plan_adapter(
     if section.save_adapter is None:
         return None
     refuse_no_adapter(section, trains, name)
-    given = Path(section.save_adapter).expanduser()
+    given = expanded(section.save_adapter)
     folder = OutputFolder(given, overwrite=False)
     refuse_nested(given, folder.path, output.path, name)
     if _is_filled(folder):
@@ -141,7 +142,7 @@ def _untrained(recipe: Recipe, output: OutputFolder) -> Recipe:
 
 def _anywhere(name: str) -> str:
     """The absolute path of a file or folder; what is neither, an id on the Hub say, as it is."""
-    path = Path(name).expanduser()
+    path = expanded(name)
     return str(path.absolute()) if name != DEMO and path.exists() else name
 
 

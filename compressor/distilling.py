@@ -15,7 +15,6 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from compressor.architectures.base import Architecture
-from compressor.calibration.text import DocumentStream, TextSource, open_documents
 from compressor.calibration.tokens import token_sha256
 from compressor.checkpoint.config_file import CONFIG_FILE, dump_config, read_config
 from compressor.checkpoint.headers import read_headers, read_tensor
@@ -25,7 +24,9 @@ from compressor.errors import RequestError
 from compressor.evaluation.measure import Material, measure
 from compressor.export.disk import refuse_too_little_space, translate_write_errors
 from compressor.export.replacement import replace_tensors
+from compressor.home_folders import expanded
 from compressor.loading import build_skeleton, load_model
+from compressor.naming import Naming, option_of
 from compressor.progress import Advance, StageReporter
 from compressor.recipe import CalibrationSection, RecoverySection
 from compressor.recovery.checkpoints import checkpoints_in, refuse_other_settings, refuse_without_resume
@@ -37,7 +38,7 @@ from compressor.recovery.training import TrainingResult, train
 from compressor.retrieval_tokens import calibration_forms
 from compressor.training_settings import rounding_note, training_settings
 from compressor.training_space import TrainingSpace, stored_bytes
-from compressor.training_tokens import TrainingTokens
+from compressor.training_tokens import TrainingTokens, open_training_text
 
 CURVE_FILE = "training.png"
 
@@ -107,8 +108,11 @@ def plan_training(
     cut_config: Mapping[str, Any],
     tokenizer: PreTrainedTokenizerBase,
     seed: int,
+    name: Naming = option_of,
 ) -> TrainingPlan:
     """Refuse what cannot be trained; reads no weights, and as much of the text as the first batch takes.
+
+    Messages call a setting `name(setting)`.
 
     Raises:
         RequestError: a length, share or text that does not fit the compressed model; an `UntrainableCutError` where a
@@ -123,10 +127,10 @@ def plan_training(
     if section.save_adapter is not None:
         _refuse_too_little_space(section.save_adapter, space.trained_parameters * torch.float32.itemsize)
     length = section.sequence_length
-    refuse_sequences_beyond(length, f"recovery's sequence_length {length}", decoder)
+    refuse_sequences_beyond(length, name("recovery.sequence_length", length), decoder)
     if section.retrieval_share:
-        calibration_forms(tokenizer, section.sequence_length)
-    documents = _open_text(section, calibration)
+        calibration_forms(tokenizer, length, name, "recovery")
+    documents = open_training_text(section, calibration)
     tokens = TrainingTokens(
         documents=documents,
         tokenizer=tokenizer,
@@ -180,7 +184,7 @@ def check_student(
 
 def _refuse_too_little_space(save_adapter: str, required_bytes: int) -> None:
     try:
-        refuse_too_little_space(Path(save_adapter).expanduser(), required_bytes)
+        refuse_too_little_space(expanded(save_adapter), required_bytes)
     except RequestError as error:
         raise RequestError(f"--save-adapter: {error}") from error
 
@@ -289,11 +293,3 @@ def _write_trained(plan: TrainingPlan, student: Student, result: TrainingResult,
     if folders.adapter is not None:
         with translate_write_errors(Path(plan.section.save_adapter or folders.adapter), None):
             student.save_adapter(folders.adapter)
-
-
-def _open_text(section: RecoverySection, calibration: CalibrationSection) -> DocumentStream:
-    if section.source is None:
-        source = TextSource(calibration.source, calibration.column, calibration.config, calibration.split)
-    else:
-        source = TextSource(section.source, section.column, section.config, section.split)
-    return open_documents(source)

@@ -18,6 +18,11 @@ Second = TypeVar("Second", bound=BaseModel)
 _FLAT_NAMES = {"calibration": ("calibration", "source"), "calibration_samples": ("calibration", "samples")}
 _FLAT_NAMES |= {f"calibration_{name}": ("calibration", name) for name in ("column", "config", "split")}
 _OPTIONS = {".".join(place): name for name, place in _FLAT_NAMES.items()}
+_RECOVERY_OPTIONS = frozenset({"refit", "train", "save_adapter"})
+_KEYS_ALONE = frozenset(SECTIONS) | {
+    f"recovery.{field}" for field in SECTIONS["recovery"].model_fields.keys() - _RECOVERY_OPTIONS
+}
+"""Sections, and settings that no option of a cut or a sweep gives."""
 _WIDTHS = frozenset({"ratio", "target_dim", "target_state_bytes"})
 """Of which a recipe has one."""
 
@@ -44,7 +49,7 @@ def nest_flat_settings(flat: Mapping[str, Any], base: Mapping[str, Any] | None =
 def names_of_flat(flat: Mapping[str, Any], recipe: bool) -> Naming:
     """What the user of a verb calls settings: options where `flat` has them or there is no `recipe`, else its keys."""
     given = frozenset(".".join(part for part in _place_of(name) if part) for name in flat)
-    return names_of(given, recipe, _OPTIONS, SECTIONS)
+    return names_of(given, recipe, _OPTIONS, _KEYS_ALONE)
 
 
 def _place_of(name: str) -> tuple[str | None, str]:

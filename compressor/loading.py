@@ -18,6 +18,7 @@ from transformers.utils import logging
 from compressor.architectures.base import Architecture
 from compressor.checkpoint.validation import meta_model
 from compressor.errors import RequestError, RunError
+from compressor.naming import Naming, option_of
 
 DeviceMap = Mapping[str, str] | str
 """Path of a module -> device, as accelerate takes it, or the name of a way to find that."""
@@ -26,8 +27,8 @@ _NORM_GIVES_THE_DTYPE = "fla.models.mamba2.modeling_mamba2"
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def resolve_device(name: str) -> torch.device:
-    """`auto` is the first GPU where there is one.
+def resolve_device(name: str, naming: Naming = option_of) -> torch.device:
+    """`auto` is the first GPU where there is one. Messages call the setting as `naming` does.
 
     Raises:
         RequestError: a GPU is asked for that this machine does not show.
@@ -39,13 +40,14 @@ def resolve_device(name: str) -> torch.device:
     # The index of the name: torch keeps eight bits of it, with a sign.
     index = int(name.partition(":")[2] or 0)
     if device.type == "cuda" and index >= count:
-        raise RequestError(
-            f"--device {name}: torch sees {count} GPUs on this machine; use --device cpu or another index."
-        )
+        given, remedy = (naming("runtime.device", value) for value in (name, "cpu"))
+        raise RequestError(f"{given}: torch sees {count} GPUs on this machine; use {remedy} or another index.")
     return device
 
 
-def resolve_dtype(name: str, device: torch.device, architecture: Architecture) -> torch.dtype:
+def resolve_dtype(
+    name: str, device: torch.device, architecture: Architecture, naming: Naming = option_of
+) -> torch.dtype:
     """`auto` is bfloat16 on a GPU and float32 on a CPU.
 
     Raises:
@@ -55,7 +57,8 @@ def resolve_dtype(name: str, device: torch.device, architecture: Architecture) -
         return torch.float32 if device.type == "cpu" else torch.bfloat16
     if name == "float32" and device.type == "cuda" and not architecture.kernels_take_float32:
         raise RequestError(
-            f"--dtype float32: fla's GPU kernels for {architecture.display_name} do not take it; use bfloat16."
+            f"{naming('runtime.dtype', name)}: fla's GPU kernels for {architecture.display_name} do not take it; use "
+            "bfloat16."
         )
     return _DTYPES[name]
 

@@ -41,16 +41,17 @@ def option_of(setting: str, value: object = None) -> str:
     return f"--{option}" if value is None or value is True else f"--{option} {value}"
 
 
-def names_of(given: Container[str], recipe: bool, options: Mapping[str, str], sections: Container[str]) -> Naming:
+def names_of(given: Container[str], recipe: bool, options: Mapping[str, str], keys_alone: Container[str]) -> Naming:
     """Options for the settings in `given`, or for all where there is no `recipe`; keys of the recipe for the others.
 
-    `options` are the names of those that are not called as their fields; `sections` hold settings and are none.
+    `options` are the names of those that are not called as their fields; `keys_alone` are
+    the sections, and settings that no option gives.
     """
 
     def name(setting: str, value: object = None, /) -> str:
         if setting == "model" and value is None:
             return "MODEL" if setting in given or not recipe else setting
-        if setting in sections or (recipe and setting not in given):
+        if setting in keys_alone or (recipe and setting not in given):
             return key_of(setting, value)
         return option_of(options.get(setting, setting), value)
 

@@ -19,6 +19,7 @@ from compressor.distilling import TrainingPlan, plan_training
 from compressor.errors import RequestError
 from compressor.export.disk import refuse_too_little_space
 from compressor.export.folder import OutputFolder
+from compressor.home_folders import expanded
 from compressor.large_models import activation_bytes, machine_problems
 from compressor.link_plan import LinkPlan, plan_links
 from compressor.loading import resolve_device, resolve_dtype
@@ -107,12 +108,12 @@ def plan_run(recipe: Recipe, options: RunOptions) -> RunPlan:
         RequestError: the request cannot be carried out.
     """
     refuse_impossible(recipe, options.name, machine_problems(recipe, options.name))
-    device = resolve_device(recipe.runtime.device)
+    device = resolve_device(recipe.runtime.device, options.name)
     configured = open_model(recipe.model, recipe.revision)
-    keep = choose_width(configured, recipe.selection)
-    dtype = resolve_dtype(recipe.runtime.dtype, device, configured.architecture)
+    keep = choose_width(configured, recipe.selection, options.name)
+    dtype = resolve_dtype(recipe.runtime.dtype, device, configured.architecture, options.name)
     output_dir = recipe.output_dir or f"{Path(configured.folder.name).name}-{recipe.selection.method}-{keep}"
-    output = OutputFolder(Path(output_dir).expanduser(), options.overwrite)
+    output = OutputFolder(expanded(output_dir), options.overwrite)
     output.check(configured.folder.path)
     trains = recipe.recovery.train and keep < configured.mixers[0].head_k_dim
     adapter = plan_adapter(recipe.recovery, output, configured.folder.path, trains, options.name)
@@ -122,13 +123,13 @@ def plan_run(recipe: Recipe, options: RunOptions) -> RunPlan:
     if generation_config.exists():
         read_json_object(generation_config)
     tokenizer = load_tokenizer(configured.folder.path, recipe.runtime.trust_remote_code)
-    recipe, share_notes = _with_retrieval_share(recipe, tokenizer)
+    recipe, share_notes = _with_retrieval_share(recipe, tokenizer, options.name)
     documents = open_documents(_text_source(recipe.calibration))
     evaluation = _plan_evaluation(recipe, configured.config, tokenizer) if recipe.export.evaluate else None
     source = open_source(configured)
     cut = plan_cut(source, recipe, keep)
     if recipe.recovery.refit and keep < cut.key_dim.before:
-        _refuse_too_little_to_refit(recipe.calibration, source)
+        _refuse_too_little_to_refit(recipe.calibration, source, options.name)
     links = plan_links(source, keep, output.path) if recipe.export.link else LinkPlan(0, ())
     activations = activation_bytes(recipe.calibration, configured.config, dtype)
     refuse_too_little_space(output.path, max(cut.output_bytes - links.shared_bytes, activations))
@@ -142,13 +143,15 @@ def plan_run(recipe: Recipe, options: RunOptions) -> RunPlan:
         }
     )
     notes = (*source.checkpoint.notes, *share_notes, *links.notes, *(() if evaluation is None else evaluation.notes))
-    training = _plan_training(recipe, source, cut, tokenizer)
+    training = _plan_training(recipe, source, cut, tokenizer, options.name)
     return RunPlan(
         resolved, source, cut, output, documents, tokenizer, evaluation, training, adapter, device, dtype, notes
     )
 
 
-def _with_retrieval_share(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> tuple[Recipe, tuple[str, ...]]:
+def _with_retrieval_share(
+    recipe: Recipe, tokenizer: PreTrainedTokenizerBase, name: Naming
+) -> tuple[Recipe, tuple[str, ...]]:
     """The recipe with its share of retrieval prompts filled in, and what to say where prompts do not fit."""
     calibration = recipe.calibration
     notes: tuple[str, ...] = ()
@@ -156,7 +159,7 @@ def _with_retrieval_share(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) ->
     filled = calibration.model_copy(update={"retrieval_share": share})
     try:
         if filled.retrieval_samples:
-            calibration_forms(tokenizer, calibration.sequence_length)
+            calibration_forms(tokenizer, calibration.sequence_length, name)
     except RequestError as refusal:
         if calibration.retrieval_share is not None:
             raise
@@ -171,12 +174,12 @@ def _plan_evaluation(recipe: Recipe, config: PretrainedConfig, tokenizer: PreTra
 
 
 def _plan_training(
-    recipe: Recipe, source: Source, cut: CutPlan, tokenizer: PreTrainedTokenizerBase
+    recipe: Recipe, source: Source, cut: CutPlan, tokenizer: PreTrainedTokenizerBase, name: Naming
 ) -> TrainingPlan | None:
     if not recipe.recovery.train or cut.keep == cut.key_dim.before:
         return None
-    seed = recipe.runtime.seed
-    return plan_training(recipe.recovery, recipe.calibration, source.architecture, cut.cut_config, tokenizer, seed)
+    recovery, seed = recipe.recovery, recipe.runtime.seed
+    return plan_training(recovery, recipe.calibration, source.architecture, cut.cut_config, tokenizer, seed, name)
 
 
 def held_out_to_refit(sequences: int, retrieval_share: float) -> int:
@@ -214,10 +217,12 @@ def pack_plan_tokens(plan: RunPlan) -> PackedTokens:
     return with_retrieval(text, retrieval)
 
 
-def _refuse_too_little_to_refit(request: CalibrationSection, source: Source) -> None:
+def _refuse_too_little_to_refit(request: CalibrationSection, source: Source, name: Naming) -> None:
     held_out = held_out_to_refit(request.samples, request.retrieval_share or 0.0)
     fitted = request.samples - held_out
-    refuse_too_few_tokens(fitted * request.sequence_length, held_out * request.sequence_length, source.mixers)
+    remedy = f"raise {name('calibration.samples')}, or give {name('recovery.refit', False)}"
+    length = request.sequence_length
+    refuse_too_few_tokens(fitted * length, held_out * length, source.mixers, remedy)
 
 
 def _text_source(request: CalibrationSection) -> TextSource:

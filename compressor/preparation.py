@@ -24,7 +24,7 @@ from compressor.demo import demo_model_path
 from compressor.errors import RequestError
 from compressor.export.sizes import parse_size
 from compressor.loading import build_skeleton, refused_by_stock_classes
-from compressor.naming import option_of
+from compressor.naming import Naming, option_of
 from compressor.recipe import Recipe, SelectionSection
 from compressor.recipe_checks import refuse_revision_without_model
 from compressor.report import BeforeAfter
@@ -142,8 +142,8 @@ def _refuse_absent_layers(architecture: Architecture, mixers: tuple[Mixer, ...],
             )
 
 
-def choose_width(configured: ConfiguredModel, selection: SelectionSection) -> int:
-    """The kept width, refused now if the config cannot express it.
+def choose_width(configured: ConfiguredModel, selection: SelectionSection, name: Naming = option_of) -> int:
+    """The kept width, refused now if the config cannot express it. Messages call a setting `name(setting)`.
 
     Raises:
         RequestError: see `kept_width`, `width_within` and the adapter's `cut_config`.
@@ -152,9 +152,9 @@ def choose_width(configured: ConfiguredModel, selection: SelectionSection) -> in
     head_k_dim = mixers[0].head_k_dim
     if selection.target_state_bytes is not None:
         channel_bytes, target = state_bytes(mixers, 1).after, parse_size(selection.target_state_bytes)
-        keep = width_within(head_k_dim, channel_bytes, target, selection.round_to)
+        keep = width_within(head_k_dim, channel_bytes, target, selection.round_to, name)
     else:
-        keep = kept_width(head_k_dim, selection.ratio, selection.target_dim, selection.round_to)
+        keep = kept_width(head_k_dim, selection.ratio, selection.target_dim, selection.round_to, name)
     configured.architecture.cut_config(configured.raw_config, configured.config, keep, None)
     return keep
 

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Annotated, Any, Literal, Self
 
 import yaml
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from compressor.errors import RequestError
-from compressor.evaluation_section import EvaluationSection
+from compressor.evaluation_section import MOST_TOKENS, EvaluationSection
 from compressor.export.sizes import parse_size
-from compressor.section import Section, Word, once
-from compressor.selection.registry import check_selector
+from compressor.section import Section, SettingsError, Word, once
+from compressor.selection.registry import check_selector, get_selector_entry
 
 DEFAULT_DATA_SET = "HuggingFaceFW/fineweb"
 DEFAULT_DATA_SET_CONFIG = "sample-10BT"
@@ -35,13 +36,21 @@ def _readable_size(value: str) -> str:
     return value
 
 
+def _known_method(value: str) -> str:
+    try:
+        get_selector_entry(value)
+    except RequestError as error:
+        raise ValueError(str(error)) from None
+    return value
+
+
 _Size = Annotated[str, AfterValidator(_readable_size)]
 
 
 class SelectionSection(Section):
     """Which channels are kept."""
 
-    method: str = "drrqr"
+    method: Annotated[str, AfterValidator(_known_method)] = "drrqr"
     ratio: float | None = Field(default=None, ge=0, lt=1)
     """Share of the key/query channels of each head that is removed."""
     target_dim: int | None = Field(default=None, ge=1)
@@ -51,7 +60,7 @@ class SelectionSection(Section):
     round_to: int = Field(default=16, ge=1)
     """The kept width that `ratio` or `target_state_bytes` gives is a multiple of this."""
     scoring: Literal["qk", "k", "q"] = "qk"
-    f: float = Field(default=1.5, ge=1)
+    f: float = Field(default=1.5, ge=1, allow_inf_nan=False)
     """Bound of strong RRQR on max rho (Gu and Eisenstat 1996)."""
     norm_epsilon: NormEpsilon = "keep"
     """scaled: times d_k / k, which undoes the change of scale; auto: what diverges less from the original."""
@@ -59,14 +68,17 @@ class SelectionSection(Section):
     @model_validator(mode="after")
     def _one_width(self) -> Self:
         if [self.ratio, self.target_dim, self.target_state_bytes].count(None) != 2:
-            raise ValueError(
-                "give exactly one of ratio (share removed), target_dim (channels kept) and target_state_bytes (of a "
-                "sequence's state)"
+            raise SettingsError(
+                "give exactly one of {ratio} (share removed), {target_dim} (channels kept) and {target_state_bytes} "
+                "(of a sequence's state)",
+                "ratio",
+                "target_dim",
+                "target_state_bytes",
             )
         return self
 
     @model_validator(mode="after")
-    def _known_method(self) -> Self:
+    def _known_selector(self) -> Self:
         try:
             check_selector(self.method, self.scoring, self.f)
         except RequestError as error:
@@ -79,11 +91,11 @@ class CalibrationSection(Section):
 
     source: str = Field(default=DEFAULT_DATA_SET, min_length=1)
     """`demo`, a .txt/.jsonl/.parquet file, a folder of them, or a Hub data set id."""
-    column: str = "text"
-    config: str | None = None
-    split: str = "train"
-    samples: int = Field(default=128, ge=1)
-    sequence_length: int = Field(default=2048, ge=1)
+    column: Word = "text"
+    config: Word | None = None
+    split: Word = "train"
+    samples: int = Field(default=128, ge=1, le=10**9)
+    sequence_length: int = Field(default=2048, ge=1, le=MOST_TOKENS)
     batch_size: int = Field(default=8, ge=1)
     retrieval_share: float | None = Field(default=None, ge=0, le=1)
     """Share of the samples that are retrieval prompts with their answers instead of text; None: half, or none where
@@ -125,12 +137,12 @@ class RecoverySection(Section):
     """Then train, with the original as teacher."""
     source: str | None = Field(default=None, min_length=1)
     """Text to train on, named as the calibration's; None takes the calibration's own."""
-    column: str = "text"
-    config: str | None = None
-    split: str = "train"
+    column: Word = "text"
+    config: Word | None = None
+    split: Word = "train"
     sequences: int = Field(default=32_768, ge=1, le=10**9)
     """Sequences to train on; the text is read again from its beginning where it has fewer."""
-    sequence_length: int = Field(default=2048, ge=2)
+    sequence_length: int = Field(default=2048, ge=2, le=MOST_TOKENS)
     batch_size: int = Field(default=16, ge=1)
     """Sequences of one step."""
     micro_batch_size: int | None = Field(default=None, ge=1)
@@ -212,8 +224,9 @@ class Recipe(Section):
         """
         sections = dict(settings)
         sections.setdefault("selection", {})
-        if sections.get("model") is None:
-            sections["calibration"] = {**DEMO_CALIBRATION, **(sections.get("calibration") or {})}
+        given = sections.get("calibration") or {}
+        if sections.get("model") is None and isinstance(given, Mapping):
+            sections["calibration"] = {**DEMO_CALIBRATION, **given}
         sections.setdefault("calibration", {})
         try:
             return cls.model_validate(sections)
@@ -235,6 +248,7 @@ SECTIONS: Mapping[str, type[Section]] = {
 
 
 _SENTENCES = {
+    "model_type": '"{}" is no section; write its settings below it, each as NAME: VALUE',
     "int_type": '"{}" is no whole number',
     "string_too_short": '"{}" is empty; name something, or leave it out',
     "too_short": "name at least one",
@@ -250,6 +264,8 @@ def describe(error: ValidationError, name: Callable[[str], str] = str) -> list[s
         message = problem["msg"].removeprefix("Value error, ")
         if problem["type"] == "extra_forbidden":
             lines.append(f"{path} is not a setting{_did_you_mean(problem['loc'])}")
+        elif isinstance(cause := problem.get("ctx", {}).get("error"), SettingsError):
+            lines.append(cause.told(partial(_field_of, problem["loc"], name)))
         elif problem["type"] == "value_error":
             lines.append(f"{path}: {message}" if path else message)
         elif problem["type"] in _SENTENCES:
@@ -257,6 +273,10 @@ def describe(error: ValidationError, name: Callable[[str], str] = str) -> list[s
         else:
             lines.append(f"{path}: {message} (got {problem['input']!r})")
     return lines
+
+
+def _field_of(location: tuple[int | str, ...], name: Callable[[str], str], field: str) -> str:
+    return name(".".join([*(part for part in location if isinstance(part, str)), field]))
 
 
 def _did_you_mean(location: tuple[int | str, ...]) -> str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from compressor.adapter_checks import refuse_nested, refuse_no_adapter
 from compressor.errors import RequestError
 from compressor.evaluation_checks import refuse_impossible_evaluation
 from compressor.export.folder import OutputFolder
+from compressor.home_folders import expanded
 from compressor.naming import Naming, key_of, keys_in
 from compressor.recipe import Recipe
 from compressor.training_settings import refuse_idle_settings, training_settings
@@ -75,7 +75,7 @@ def _refuse_training(recipe: Recipe, name: Naming) -> None:
 def _refuse_adapter(recipe: Recipe, name: Naming) -> None:
     refuse_no_adapter(recipe.recovery, recipe.recovery.train and _cuts(recipe), name)
     if recipe.recovery.save_adapter is not None and recipe.output_dir is not None:
-        given, output = (Path(place).expanduser() for place in (recipe.recovery.save_adapter, recipe.output_dir))
+        given, output = map(expanded, (recipe.recovery.save_adapter, recipe.output_dir))
         adapter_path, output_path = (OutputFolder(place, overwrite=False).path for place in (given, output))
         refuse_nested(given, adapter_path, output_path, name)
 

@@ -22,6 +22,12 @@ def load_settings(path: Path) -> dict[str, Any]:
         raise RequestError(f"recipe {path} cannot be read: {error.strerror}; give the path of a YAML file.") from None
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise RequestError(f"recipe {path} is not valid YAML: {error}") from None
+    except ValueError as error:
+        # What YAML takes by its form for a number or a date, and Python cannot hold.
+        raise RequestError(
+            f"recipe {path} has a number or a date that cannot be ({str(error).partition(';')[0]}); correct it, or "
+            "write it in quotes where it is a word."
+        ) from None
     if not isinstance(content, dict):
         raise RequestError(f"recipe {path} holds no settings; start from one of the files in recipes/.")
     return content
@@ -42,3 +48,11 @@ class _UniqueKeyLoader(yaml.SafeLoader):
                 raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is given twice", key_node.start_mark)
             seen.add(key)
         return super().construct_mapping(node, deep)
+
+    def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> Any:
+        value = super().construct_scalar(node)
+        if "\0" in value:
+            raise yaml.constructor.ConstructorError(
+                None, None, "a word has a zero byte, which no path nor name can have", node.start_mark
+            )
+        return value

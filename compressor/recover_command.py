@@ -8,10 +8,11 @@ from typing import Any
 
 from rich.console import Console
 
+from compressor.errors import RequestError
 from compressor.flat_settings import validate_both
 from compressor.launched import LaunchedParser, launch
 from compressor.naming import names_of
-from compressor.recipe import RecoverySection, RuntimeSection
+from compressor.recipe import Recipe, RecoverySection, RuntimeSection
 from compressor.recipe_file import load_settings
 
 _SECTION_OPTIONS: tuple[tuple[str, type, str], ...] = (
@@ -45,7 +46,7 @@ def recover_command(words: list[str]) -> int:
     place = {name: arguments.pop(name, None) for name in ("folder", "teacher", "output_dir")}
     switches = {name: arguments.pop(name) for name in ("resume", "overwrite", "evaluate", "verify")}
     recipe_file = arguments.pop("recipe", None)
-    base: dict[str, Any] = {} if recipe_file is None else load_settings(recipe_file)
+    base = {} if recipe_file is None else _sections(recipe_file)
     runtime: dict[str, Any] = {
         name: arguments.pop(name) for name in ("seed", "dtype", "device", "trust_remote_code") if name in arguments
     }
@@ -53,8 +54,8 @@ def recover_command(words: list[str]) -> int:
     given = {*(f"recovery.{name}" for name in arguments), *(f"runtime.{name}" for name in runtime), "export.evaluate"}
     name = names_of(given, recipe_file is not None, {"recovery.source": "text"}, ())
     section, runtime_section = validate_both(
-        (RecoverySection, {**(base.get("recovery") or {}), **arguments}),
-        (RuntimeSection, {**(base.get("runtime") or {}), **runtime}),
+        (RecoverySection, {**base.get("recovery", {}), **arguments}),
+        (RuntimeSection, {**base.get("runtime", {}), **runtime}),
         name,
         ("recovery.", "runtime."),
     )
@@ -84,6 +85,21 @@ def recover_command(words: list[str]) -> int:
     console.print(f"result: {report.output_dir}", soft_wrap=True, highlight=False, markup=False)
     console.print(f"load:   {report.load_line}", soft_wrap=True, highlight=False, markup=False)
     return 0
+
+
+def _sections(recipe: Path) -> dict[str, dict[str, Any]]:
+    """The two that are read, where `recipe` has them. Raises RequestError for what is no section of a recipe."""
+    settings = load_settings(recipe)
+    unknown = [key for key in settings if key not in Recipe.model_fields]
+    if unknown:
+        raise RequestError(
+            f"{recipe}: {unknown[0]} is no part of a recipe; known are {', '.join(Recipe.model_fields)}: correct it."
+        )
+    sections = {key: settings[key] for key in ("recovery", "runtime") if settings.get(key) is not None}
+    for key, value in sections.items():
+        if not isinstance(value, dict):
+            raise RequestError(f'{recipe}: {key}: "{value}" is no section; write its settings below it.')
+    return sections
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -27,6 +27,7 @@ from compressor.evaluation.results import collect
 from compressor.export.disk import refuse_too_little_space
 from compressor.export.folder import OutputFolder
 from compressor.export.model_card import render_model_card
+from compressor.home_folders import expanded
 from compressor.loading import load_model, release_memory, resolve_device, resolve_dtype
 from compressor.material import EvaluationPlan, make_material, plan_evaluation
 from compressor.naming import keys_in
@@ -96,12 +97,12 @@ def plan_recovery(request: RecoverRequest) -> RecoverPlan:
     Raises:
         RequestError: the folder is no compressed one, the teacher is not its teacher, or the training is impossible.
     """
-    folder, runtime = request.folder.expanduser(), request.runtime
+    folder, runtime = expanded(request.folder), request.runtime
     refuse_idle_settings(request.section, request.evaluate, request.options.name)
-    device = resolve_device(runtime.device)
+    device = resolve_device(runtime.device, request.options.name)
     report, old = read_folder(folder)
     configured = open_model(str(folder), None)
-    output_dir = (request.output_dir or folder.with_name(f"{folder.name}-recovered")).expanduser()
+    output_dir = expanded(request.output_dir or folder.with_name(f"{folder.name}-recovered"))
     section = request.section.model_copy(update={"train": True, "refit": old.recovery.refit, "seed": runtime.seed})
     recipe = old.model_copy(update={"recovery": section, "output_dir": str(output_dir)})
     teacher = open_teacher(request.teacher, folder, old)
@@ -112,7 +113,7 @@ def plan_recovery(request: RecoverRequest) -> RecoverPlan:
     tokenizer = load_tokenizer(folder, runtime.trust_remote_code)
     refuse_other_tokenizer(tokenizer, teacher, runtime.trust_remote_code)
     cut = (configured.architecture, configured.raw_config)
-    training = plan_training(section, old.calibration, *cut, tokenizer, runtime.seed)
+    training = plan_training(section, old.calibration, *cut, tokenizer, runtime.seed, request.options.name)
     evaluation = None
     if request.evaluate:
         texts = old.evaluation.texts or [DEMO]
@@ -121,7 +122,7 @@ def plan_recovery(request: RecoverRequest) -> RecoverPlan:
         )
     student = open_source(configured)
     refuse_too_little_space(output.path, sum(path.stat().st_size for path in student.checkpoint.index.files))
-    dtype = resolve_dtype(runtime.dtype, device, configured.architecture)
+    dtype = resolve_dtype(runtime.dtype, device, configured.architecture, request.options.name)
     return RecoverPlan(
         student, open_source(teacher), report, recipe, training, evaluation, tokenizer, output, adapter, device, dtype
     )
@@ -203,7 +204,7 @@ def _describe(
     )
     (folder / "README.md").write_text(render_model_card(card_facts(place, report)), encoding="utf-8")
     if plan.adapter is not None and folders.adapter is not None:
-        describe_adapter(folders.adapter, plan.adapter, plan.output, plan.student, request.folder.expanduser())
+        describe_adapter(folders.adapter, plan.adapter, plan.output, plan.student, expanded(request.folder))
     return report
 
 

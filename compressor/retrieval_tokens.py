@@ -14,6 +14,7 @@ from compressor.calibration.tokens import PackedTokens, token_sha256
 from compressor.errors import RequestError
 from compressor.evaluation.prompt_sets import minimum_lengths
 from compressor.evaluation.prompt_tokens import TokenCounter, encode_prompts
+from compressor.naming import Naming, option_of
 from compressor.prompts.base import Task
 from compressor.prompts.registry import UNSEEN, find_task, generate_prompts, task_names
 from compressor.tokenization import require_embedding
@@ -45,11 +46,13 @@ class CalibrationForm:
     lengths: tuple[int, ...]
 
 
-def calibration_forms(tokenizer: PreTrainedTokenizerBase, sequence_length: int) -> tuple[CalibrationForm, ...]:
+def calibration_forms(
+    tokenizer: PreTrainedTokenizerBase, sequence_length: int, name: Naming = option_of, section: str = "calibration"
+) -> tuple[CalibrationForm, ...]:
     """The forms that calibration may use, with a quarter, a half and the whole of `sequence_length` as lengths.
 
     A length that is too short for a form is raised to the next that is not; a form that needs more than
-    `sequence_length` is left out.
+    `sequence_length` is left out. Messages call the settings of the recipe's `section` as `name` does.
 
     Raises:
         RequestError: every form needs more than `sequence_length`, or the tokenizer gives no tokens.
@@ -64,9 +67,10 @@ def calibration_forms(tokenizer: PreTrainedTokenizerBase, sequence_length: int) 
             forms.append(CalibrationForm(task, tuple(max(length, fitting[0]) for length in lengths)))
     if not forms:
         least = min(minimum for _, minimum in minimums)
+        length, share = f"{section}.sequence_length", name(f"{section}.retrieval_share", 0)
         raise RequestError(
-            f"--sequence-length {sequence_length} is too short for retrieval prompts: the shortest form needs {least} "
-            f"tokens of this tokenizer; raise --sequence-length to {least} or more, or give --retrieval-share 0."
+            f"{name(length, sequence_length)} is too short for retrieval prompts: the shortest form needs {least} "
+            f"tokens of this tokenizer; raise {name(length)} to {least} or more, or give {share}."
         )
     return tuple(forms)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -17,6 +17,18 @@ class Section(BaseModel):
     """Settings of one kind; a field that is not known is a mistake."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class SettingsError(ValueError):
+    """What is wrong with several fields of a section together; in `sentence`, `{field}` stands for each of `fields`."""
+
+    def __init__(self, sentence: str, *fields: str) -> None:
+        super().__init__(sentence.format(**{field: field for field in fields}))
+        self._sentence, self._fields = sentence, fields
+
+    def told(self, name: Callable[[str], str]) -> str:
+        """The sentence, with what `name` calls each field."""
+        return self._sentence.format(**{field: name(field) for field in self._fields})
 
 
 Word = Annotated[str, Field(min_length=1)]

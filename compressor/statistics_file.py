@@ -62,7 +62,8 @@ def refuse_place(path: Path, output: Path, overwrite: bool) -> None:
     """Refuse, before any work, a file to save to that would not be there at the end.
 
     Raises:
-        RequestError: there is no such folder, the file exists and not `overwrite`, or it lies in the folder `output`.
+        RequestError: there is no such folder, the file exists and not `overwrite` or is none, or it lies in the
+            folder `output`.
     """
     real, folder = Path(os.path.realpath(path)), Path(os.path.realpath(output))
     if real == folder or folder in real.parents:
@@ -72,6 +73,8 @@ def refuse_place(path: Path, output: Path, overwrite: bool) -> None:
         )
     if real.is_dir():
         raise RequestError(f"--save-statistics {path} is a folder; name a file, such as {path}/statistics.safetensors.")
+    if real.exists() and not real.is_file():
+        raise RequestError(f"--save-statistics {path} is a device or a pipe, not a file; name a file.")
     if not real.parent.is_dir():
         raise RequestError(f"--save-statistics {path}: there is no folder {real.parent}; make it first.")
     if not os.access(real.parent, os.W_OK):

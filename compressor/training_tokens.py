@@ -15,8 +15,9 @@ from transformers import PreTrainedTokenizerBase
 
 from compressor.calibration.documents import ChatDocument
 from compressor.calibration.encoding import DocumentEncoder
-from compressor.calibration.text import DocumentStream
+from compressor.calibration.text import DocumentStream, TextSource, open_documents
 from compressor.errors import RequestError
+from compressor.recipe import CalibrationSection, RecoverySection
 from compressor.retrieval_tokens import retrieval_sequences
 
 SHUFFLED_SEQUENCES = 256
@@ -118,3 +119,16 @@ class TrainingTokens(IterableDataset[Tensor]):
             while len(ids) >= self.sequence_length:
                 yield torch.tensor(ids[: self.sequence_length], dtype=torch.int64)
                 del ids[: self.sequence_length]
+
+
+def open_training_text(section: RecoverySection, calibration: CalibrationSection) -> DocumentStream:
+    """What a training reads: its own text, or else that of the calibration.
+
+    Raises:
+        RequestError: it cannot be read.
+    """
+    if section.source is None:
+        source = TextSource(calibration.source, calibration.column, calibration.config, calibration.split)
+    else:
+        source = TextSource(section.source, section.column, section.config, section.split, use="training")
+    return open_documents(source)

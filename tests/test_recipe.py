@@ -46,7 +46,8 @@ def test_ratio_outside_its_range(ratio: float) -> None:
     "selection", [{}, {"ratio": 0.5, "target_dim": 64}, {"ratio": 0.5, "target_state_bytes": "1MB"}]
 )
 def test_exactly_one_width(selection: dict[str, object]) -> None:
-    with pytest.raises(RequestError, match="give exactly one of ratio .*, target_dim .* and target_state_bytes"):
+    fields = r"selection\.ratio .*, selection\.target_dim .* and selection\.target_state_bytes"
+    with pytest.raises(RequestError, match=f"give exactly one of {fields}"):
         Recipe.from_settings({"selection": selection})
 
 

@@ -32,8 +32,8 @@ def refused(capsys: pytest.CaptureFixture[str], words: Sequence[str], *fragments
     [
         (["--ratio", "1"], ["the request: --ratio: Input should be less than 1 (got 1.0)"]),
         (["--ratio", "-0.5"], ["--ratio: Input should be greater"]),
-        (["--ratio", "0.5", "--target-dim", "8"], ["exactly one of ratio", "target_dim"]),
-        ([], ["exactly one of ratio"]),
+        (["--ratio", "0.5", "--target-dim", "8"], ["exactly one of --ratio", "--target-dim"]),
+        ([], ["exactly one of --ratio"]),
         (["--target-dim", "17"], ["--target-dim 17", "16 key channels"]),
         (["--target-dim", "0"], ["--target-dim: Input should be greater than or equal to 1"]),
         (["--ratio", "0.9", "--round-to", "16"], ["rounds to 0", "--round-to 1"]),

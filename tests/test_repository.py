@@ -24,7 +24,7 @@ ALLOWED_IMPORTS: dict[str, set[str]] = {
     "errors": set(),
     "demo": set(),
     "progress": set(),
-    "width": {"errors"},
+    "width": {"errors", "naming"},
     "selection": {"errors"},
     "reference": {"errors"},
     "artifacts": {"errors"},

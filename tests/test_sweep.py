@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -122,12 +123,15 @@ def test_files_that_hold_no_statistics(
         ("nowhere/statistics.safetensors", "there is no folder"),
         (".", "is a folder; name a file"),
         ("text.txt", "exists; give --overwrite"),
+        ("pipe", "is a device or a pipe, not a file; name a file."),
     ],
 )
 def test_places_for_statistics_that_are_refused(
     place: str, fragment: str, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["--save-statistics", str(tmp_path / place), *QUICK]
+    os.mkfifo(tmp_path / "pipe")
+    overwrite = ["--overwrite"] * (place == "pipe")
+    words = ["--save-statistics", str(tmp_path / place), *overwrite, *QUICK]
     assert compress(source, tmp_path / "out", make_text(tmp_path), *words) == 2
     assert fragment in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
@@ -270,7 +274,7 @@ def test_a_budget_of_state_bytes_through_the_command(
     refused(capsys, [*words, "--target-state-bytes", "100"], "1 of 16 key channels a head", "take 256; ask for at")
     refused(capsys, [*words, "--target-state-bytes", "1GB"], "takes 4,096 now: nothing would be removed")
     refused(capsys, [*words, "--target-state-bytes", "much"], "--target-state-bytes: ", "'much'")
-    refused(capsys, [*words, "--target-state-bytes", "3kB", "--ratio", "0.5"], "give exactly one of ratio")
+    refused(capsys, [*words, "--target-state-bytes", "3kB", "--ratio", "0.5"], "give exactly one of --ratio")
 
 
 def test_what_the_words_show_is_refused_before_torch_is_imported(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from compressor.cli import main
+from compressor.flat_settings import names_of_flat
 from compressor.naming import key_of, names_of, option_of
 from tests.test_advised_options import options_in
 
@@ -35,6 +36,22 @@ def refusal(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ("evaluation: {tasks: [recall, vt, recall]}", "evaluation.tasks: recall is named twice; leave one out."),
         ("evaluation: {tasks: [vt, lm_eval:piqa, piqa]}", "evaluation.tasks: piqa is named twice"),
         ("evaluation: {lengths: [512, 512]}", "evaluation.lengths: 512 is named twice"),
+        ("calibration: demo", 'calibration: "demo" is no section; write its settings below it, each as NAME: VALUE'),
+        ("calibration: [1]", 'calibration: "[1]" is no section'),
+        ("calibration: {column: ''}", 'calibration.column: "" is empty'),
+        ("recovery: {split: ''}", 'recovery.split: "" is empty'),
+        (
+            "calibration: {samples: 10000000000}",
+            "calibration.samples: Input should be less than or equal to 1000000000",
+        ),
+        ("recovery: {sequence_length: 99999999}", "recovery.sequence_length: Input should be less than or equal to"),
+        ("selection: {ratio: 0.5, method: drrq}", "selection.method: Unknown method 'drrq': did you mean drrqr?"),
+        ("selection: {ratio: 0.5, f: .inf}", "selection.f: Input should be a finite number"),
+        ("selection: {ratio: 0.5, target_dim: 8}", "exactly one of selection.ratio (share removed), selection.target_"),
+        (
+            "recovery: {train: true, save_adapter: ~nobody-there/x}",
+            "this machine knows no home folder of ~nobody-there",
+        ),
         ("evaluation: {texts: [demo, demo]}", "evaluation.texts: demo is named twice"),
         ("recovery: {targets: [o_proj, o_proj]}", "recovery.targets: o_proj is named twice"),
         ("recovery: {targets: []}", "recovery.targets: name at least one"),
@@ -152,6 +169,89 @@ def test_lengths_of_a_recipe_are_called_by_their_keys(tmp_path: Path, capsys: py
     said = refusal(["--recipe", recipe, "--output-dir", str(tmp_path / "out"), "--device", "cpu"], capsys)
     assert said.startswith("evaluation.lengths: 4096 is over the 2048 tokens of context")
     assert "or add evaluation.allow_extrapolation: true." in said
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("selection: {target_dim: 99}", "selection.target_dim: 99 is more than the 64 key channels a head has"),
+        (
+            "selection: {ratio: 0.5, round_to: 999}",
+            "which selection.round_to: 999 rounds to 0; use a smaller ratio or s",
+        ),
+        (
+            "selection: {target_state_bytes: '1'}",
+            "selection.target_state_bytes asks for 1 bytes a sequence and 16 of 64",
+        ),
+        ("runtime: {device: 'cuda:99'}", "runtime.device: cuda:99: torch sees"),
+        (
+            "calibration: {sequence_length: 8, retrieval_share: 1}",
+            "raise calibration.sequence_length to 231 or more, or give calibration.retrieval_share: 0.",
+        ),
+        (
+            "recovery: {train: true, sequence_length: 8}",
+            "recovery.sequence_length: 8 is too short for retrieval prompts: the shortest form needs 231 tokens",
+        ),
+        ("recovery: {train: true, source: absent.txt}", 'the training source "absent.txt" does not exist'),
+        ("calibration: {samples: 2, sequence_length: 8}", "raise calibration.samples, or give recovery.refit: false."),
+        ("output_dir: ~nobody-there/x", "this machine knows no home folder of ~nobody-there; write the path out."),
+    ],
+)
+def test_a_plan_calls_the_settings_of_a_recipe_by_their_keys(
+    text: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if "evaluate" not in text:
+        text += "\nexport: {evaluate: false, verify: false}"
+    said = refusal(["--recipe", str(written(tmp_path, text)), "--dry-run"], capsys)
+    assert message in said
+    assert options_in(said) == set()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("selection: {target_dim: " + "9" * 5000 + "}", "has a number or a date that cannot be (Exceeds the limit"),
+        (
+            "model: 2020-13-01",
+            "has a number or a date that cannot be (month must be in 1..12); correct it, or write it",
+        ),
+        ('output_dir: "a\\0b"', "is not valid YAML: a word has a zero byte"),
+    ],
+)
+def test_values_that_yaml_cannot_give(
+    text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = refusal(["validate", str(written(tmp_path, text))], capsys)
+    assert message in said
+    assert "sys.set_int_max_str_digits" not in said
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("recovery: abc", 'recovery: "abc" is no section; write its settings below it.'),
+        ("recovry: {rank: 8}", "recovry is no part of a recipe; known are model, revision"),
+    ],
+)
+def test_recover_refuses_what_is_no_section(
+    text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = str(written(tmp_path, text))
+    assert refusal(["recover", "absent", "--recipe", recipe], capsys).startswith(f"{recipe}: {message}")
+
+
+def test_an_unknown_home_is_refused_by_recover(capsys: pytest.CaptureFixture[str]) -> None:
+    assert refusal(["recover", "~nobody-there/x"], capsys).startswith("~nobody-there/x: this machine knows no home")
+
+
+def test_settings_that_no_option_gives_are_called_by_their_keys() -> None:
+    name = names_of_flat({"train": True}, recipe=False)
+    assert (name("recovery.train", True), name("recovery.sequence_length", 8)) == (
+        "--recover",
+        "recovery.sequence_length: 8",
+    )
+    assert name("calibration.sequence_length", 8) == "--sequence-length 8"
 
 
 def test_names_of_settings() -> None:

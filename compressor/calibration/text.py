@@ -43,10 +43,12 @@ class TextSource:
     config: str | None = None
     split: str = "train"
     held_out: bool = False
+    use: str = "calibration"
+    """What text that is not held out is for."""
 
     def called(self, kind: str) -> str:
         """What messages call it."""
-        return "text" if self.held_out else f"calibration {kind}"
+        return "text" if self.held_out else f"{self.use} {kind}"
 
     @property
     def column_remedy(self) -> str:

@@ -78,8 +78,15 @@ class RefitPair:
     dtypes: Mapping[str, torch.dtype]
 
 
-def refuse_too_few_tokens(tokens: int, held_out_tokens: int, mixers: Sequence[Mixer]) -> None:
+def refuse_too_few_tokens(
+    tokens: int,
+    held_out_tokens: int,
+    mixers: Sequence[Mixer],
+    remedy: str = "raise --calibration-samples, or give --no-refit",
+) -> None:
     """Refuse a refit whose normal equations cannot have full rank, or whose ridge cannot be chosen.
+
+    `remedy` is what the user is told to do.
 
     Raises:
         RequestError: fewer tokens than an output projection has inputs, or none held out.
@@ -88,13 +95,10 @@ def refuse_too_few_tokens(tokens: int, held_out_tokens: int, mixers: Sequence[Mi
     if tokens < inputs:
         raise RequestError(
             f"the refit has {tokens:,} tokens for output projections of {inputs:,} inputs and needs at least as many; "
-            "raise --calibration-samples, or give --no-refit."
+            f"{remedy}."
         )
     if held_out_tokens < 1:
-        raise RequestError(
-            "the refit has 0 held-out tokens and needs at least 1 to choose its ridge by; raise --calibration-samples, "
-            "or give --no-refit."
-        )
+        raise RequestError(f"the refit has 0 held-out tokens and needs at least 1 to choose its ridge by; {remedy}.")
 
 
 def layer_tokens(mixers: Sequence[Mixer], tokens: int) -> int:
