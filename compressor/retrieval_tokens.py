@@ -57,7 +57,7 @@ def calibration_forms(
     Raises:
         RequestError: every form needs more than `sequence_length`, or the tokenizer gives no tokens.
     """
-    tasks = [find_task(name) for name in task_names() if name not in UNSEEN]
+    tasks = [find_task(form) for form in task_names() if form not in UNSEEN]
     forms = []
     minimums = minimum_lengths(tasks, tokenizer)
     for task, minimum in minimums:
