@@ -17,7 +17,7 @@ from pydantic import AfterValidator, Field, ValidationError, model_validator
 from compressor.errors import RequestError
 from compressor.evaluation_section import MOST_TOKENS, EvaluationSection
 from compressor.export.sizes import parse_size
-from compressor.section import Section, SettingsError, Word, once
+from compressor.section import Section, SettingsError, Word, accepted_by, once
 from compressor.selection.registry import check_selector, get_selector_entry
 
 DEFAULT_DATA_SET = "HuggingFaceFW/fineweb"
@@ -28,29 +28,13 @@ DEMO_CALIBRATION: Mapping[str, Any] = {"source": "demo", "samples": 20}
 NormEpsilon = Literal["keep", "scaled", "auto"]
 
 
-def _readable_size(value: str) -> str:
-    try:
-        parse_size(value)
-    except RequestError as error:
-        raise ValueError(str(error)) from None
-    return value
-
-
-def _known_method(value: str) -> str:
-    try:
-        get_selector_entry(value)
-    except RequestError as error:
-        raise ValueError(str(error)) from None
-    return value
-
-
-_Size = Annotated[str, AfterValidator(_readable_size)]
+_Size = Annotated[str, AfterValidator(accepted_by(parse_size))]
 
 
 class SelectionSection(Section):
     """Which channels are kept."""
 
-    method: Annotated[str, AfterValidator(_known_method)] = "drrqr"
+    method: Annotated[str, AfterValidator(accepted_by(get_selector_entry))] = "drrqr"
     ratio: float | None = Field(default=None, ge=0, lt=1)
     """Share of the key/query channels of each head that is removed."""
     target_dim: int | None = Field(default=None, ge=1)

@@ -34,6 +34,19 @@ class SettingsError(ValueError):
 Word = Annotated[str, Field(min_length=1)]
 
 
+def accepted_by(check: Callable[[Value], object]) -> Callable[[Value], Value]:
+    """A validator of values that `check` lets pass: the RequestError of one that it refuses becomes a ValueError."""
+
+    def validator(value: Value) -> Value:
+        try:
+            check(value)
+        except RequestError as error:
+            raise ValueError(str(error)) from None
+        return value
+
+    return validator
+
+
 def once(values: list[Value]) -> list[Value]:
     """The values, as a validator gives them back.
 

@@ -184,7 +184,7 @@ def test_models_of_one_name_are_told_apart(models: list[tuple[str, str | None]],
 
 def test_names_are_shown_as_they_are(tmp_path: Path) -> None:
     """Square brackets and colons are markup to rich, dollar signs mathematics to matplotlib."""
-    name, path = "m[bold]x[/y]:smile:", "_$x^{$[red].txt"
+    name, path = "m[bold]x[/y]:smile:", "_$x^{$[/red]"
     figures = model(name, task("vt[i]", 1, 1), texts=(text(path, [[1.0]]),))
     for table in (model_table(figures), comparison_table([figures, figures])):
         assert all(part in printed(table) for part in (name, path, "vt[i] at 512"))
