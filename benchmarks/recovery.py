@@ -91,7 +91,9 @@ class Bench:
     arguments: argparse.Namespace
 
     def folder(self, name: str) -> Path:
-        path: Path = self.arguments.work / f"{self.source.folder.name}-{self.ratio}-{self.arguments.method}-{name}"
+        asked = self.arguments
+        calibrated = f"{asked.calibration_samples}-{asked.retrieval_share}"
+        path: Path = asked.work / f"{self.source.folder.name}-{self.ratio}-{asked.method}-{calibrated}-{name}"
         return path
 
 
@@ -106,6 +108,7 @@ def main() -> None:
     parser.add_argument("--training-text", help="of calibration, refit and training; never the text that is measured")
     parser.add_argument("--text", nargs="+", help="held-out text files")
     parser.add_argument("--calibration-samples", type=int, default=128)
+    parser.add_argument("--retrieval-share", type=float, default=0.5, help="of the calibration's sequences")
     parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="settings of the recovery section")
     parser.add_argument("--windows", type=int, default=63, help="whole ones: prose has no more")
     parser.add_argument("--samples", type=int, default=512)
@@ -195,6 +198,10 @@ def figures(bench: Bench, name: str, model: PreTrainedModel, details: dict[str, 
         "variant": name,
         "method": bench.arguments.method,
         "settings": bench.arguments.set,
+        "calibration": {
+            "samples": bench.arguments.calibration_samples,
+            "retrieval_share": bench.arguments.retrieval_share,
+        },
         "perplexity": {Path(text.name).stem: text.figures.token_perplexity for text in after.texts},
         "kl_text": after.kl_text,
         "kl_prompts": after.kl_prompts,

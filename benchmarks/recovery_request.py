@@ -66,7 +66,11 @@ def cut_recipe(arguments: argparse.Namespace, model: str | None, folder: Path | 
             "model": model,
             "output_dir": None if folder is None else str(folder),
             "selection": {"ratio": arguments.ratio, "method": arguments.method, "norm_epsilon": epsilon},
-            "calibration": {"source": arguments.training_text, "samples": arguments.calibration_samples},
+            "calibration": {
+                "source": arguments.training_text,
+                "samples": arguments.calibration_samples,
+                "retrieval_share": arguments.retrieval_share,
+            },
             "runtime": {"device": arguments.device, "seed": arguments.seed},
             "recovery": {"refit": refitted},
             "export": {"evaluate": False, "verify": False},
