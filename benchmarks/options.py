@@ -18,6 +18,7 @@ from compressor.errors import RequestError
 from compressor.loading import resolve_device
 from compressor.preparation import Source, open_model, open_source
 from compressor.recipe import RuntimeSection, describe
+from compressor.section import refuse_doubles
 from compressor.selection.registry import build_selector
 from compressor.selection.request import check_f
 
@@ -55,20 +56,24 @@ _NAMES = {
 }
 LIMITS: Mapping[str, Limit] = {name: limit for limit, names in _NAMES.items() for name in names.split()}
 """By the name of an option that holds a number, or several."""
+_PAIRS = ("cut", "train_lengths")
+"""Options with two values, each of which means something else, so that both may be the same."""
 
 
 def check_options(arguments: argparse.Namespace) -> None:
-    """Numbers within their limits, a device that is there, and files that can be written.
+    """Numbers within their limits, nothing named twice, a device that is there, and files that can be written.
 
     Raises:
         RequestError: an option is not as it must be.
     """
     given = vars(arguments)
     for name, value in given.items():
-        for each in value if isinstance(value, list) else [value]:
+        option, values = f"--{name.replace('_', '-')}", value if isinstance(value, list) else [value]
+        for each in values:
             if name in LIMITS and each is not None and not LIMITS[name].holds(each):
-                option = name.replace("_", "-")
-                raise RequestError(f"--{option} {each:g} is outside its limits; give {LIMITS[name].words}.")
+                raise RequestError(f"{option} {each:g} is outside its limits; give {LIMITS[name].words}.")
+        if name not in _PAIRS:
+            refuse_doubles(option, values)
     if "f" in given:
         check_f(arguments.f)
     output, figures = given.get("output"), [given.get("figure"), given.get("heads_figure")]

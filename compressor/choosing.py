@@ -22,7 +22,7 @@ from compressor.recipe import NormEpsilon
 from compressor.report import LayerReport
 from compressor.selecting import select_channels, selection_of, stacked_heads
 from compressor.selection.fisher import stage_widths
-from compressor.selection.registry import candidate_methods, get_selector_entry
+from compressor.selection.registry import get_selector_entry
 
 STAGE_TOKENS_ON_CPU = 12_288
 """Calibration tokens that one stage of Fisher selection reads where no GPU does: stages take turns with all of them."""
@@ -70,12 +70,12 @@ def tries(plan: RunPlan, allowed: Sequence[NormEpsilon]) -> list[Try]:
     """
     whole = plan.cut.keep == plan.cut.key_dim.before
     found: list[Try] = []
-    for method in candidate_methods(plan.recipe.selection.method):
+    for method in plan.methods:
         if get_selector_entry(method).needs_model and not whole:
             found += [Try(method, (policy,)) for policy in allowed]
         else:
             found.append(Try(method, tuple(allowed)))
-    return found[:1] if whole else found
+    return found
 
 
 def choose_channels(
@@ -119,7 +119,7 @@ def _by_fisher(
     if len(sequences) < processes.count:
         raise RequestError(
             f"the method fisher has {len(sequences)} calibration sequences for {processes.count} processes and needs "
-            "one for each; raise --calibration-samples, or launch fewer processes."
+            f"one for each; raise {plan.name('calibration.samples')}, or launch fewer processes."
         )
     on_cpu = plan.device.type == "cpu"
     size = min(plan.recipe.calibration.batch_size, len(sequences) // processes.count)

@@ -71,6 +71,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             traceback.print_exc()
         print(f"compress: error: {error}", file=sys.stderr)
         return error.exit_code
+    except (MemoryError, RuntimeError) as error:
+        from compressor.out_of_memory import is_out_of_memory, told
+
+        if "--debug" in words or not is_out_of_memory(error):
+            raise
+        print(f"compress: error: {told(error)}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         if _is_first_process():
             print("compress: interrupted; nothing was written.", file=sys.stderr)
@@ -138,11 +145,12 @@ def _compress(words: list[str]) -> int:
 
 def _plan(recipe: Recipe, options: RunOptions, console: Console) -> None:
     """Print what a run would do."""
+    from compressor.data_parallel import alone
     from compressor.pipeline import checked_plan
     from compressor.planning import pack_plan_tokens
     from compressor.reporting import plan_table
 
-    plan = checked_plan(recipe, options)
+    plan = checked_plan(recipe, options, alone())
     tokens = pack_plan_tokens(plan)
     console.print(plan_table(plan))
     for note in (*plan.notes, *plan.cut.engine_warnings, *tokens.problems):
@@ -195,10 +203,12 @@ def _bench(words: list[str]) -> int:
 
 
 def _verify(words: list[str]) -> int:
+    from compressor.command_words import path
+
     parser = argparse.ArgumentParser(
         prog="compress verify", description="Check a compressed checkpoint in clean processes."
     )
-    parser.add_argument("folder", type=Path, metavar="DIR")
+    parser.add_argument("folder", type=path("DIR"), metavar="DIR")
     parser.add_argument("--original", metavar="MODEL", help="the model it was cut from; default: what its recipe names")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
@@ -215,19 +225,9 @@ def _verify(words: list[str]) -> int:
 
 
 def _inspect(words: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="compress inspect", description="What a model has to cut.")
-    parser.add_argument("model", metavar="MODEL", nargs="?", help="a folder or Hub id; default: the bundled model")
-    parser.add_argument("--revision", help="branch, tag or commit of a Hub model")
-    parser.add_argument("--debug", action="store_true", help="show tracebacks")
-    arguments = parser.parse_args(words)
-    from rich.console import Console
+    from compressor.inspect_command import inspect_command
 
-    from compressor.inspection import inspect_model, inspection_tables
-
-    console = Console()
-    for part in inspection_tables(inspect_model(arguments.model, arguments.revision)):
-        console.print(part, highlight=False, soft_wrap=isinstance(part, str))
-    return 0
+    return inspect_command(words)
 
 
 def _validate(words: list[str]) -> int:
@@ -238,6 +238,7 @@ def _validate(words: list[str]) -> int:
 
 def _compress_parser() -> argparse.ArgumentParser:
     from compressor.command_options import add_calibration_options, add_selection_options, add_statistics_options
+    from compressor.command_words import path
     from compressor.launched import LaunchedParser
 
     parser = LaunchedParser(
@@ -252,7 +253,7 @@ def _compress_parser() -> argparse.ArgumentParser:
     add("model", metavar="MODEL", nargs="?", help="a folder or Hub id; default: the bundled demo model")
     add("--output-dir", metavar="DIR", help="default: MODEL-METHOD-WIDTH in the current folder")
     add("--revision", help="branch, tag or commit of a Hub model")
-    add("--recipe", type=Path, metavar="FILE", help="YAML settings; options given here replace its own")
+    add("--recipe", type=path("--recipe"), metavar="FILE", help="YAML settings; options given here replace its own")
     add_selection_options(parser)
     add_calibration_options(parser)
     add_statistics_options(parser)

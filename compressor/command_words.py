@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from compressor.errors import RequestError
+from compressor.home_folders import expanded
 
 _DIGITS = 4300
 """The most that Python reads as one number."""
@@ -25,9 +26,9 @@ def filled(name: str) -> Callable[[str], str]:
 
 
 def path(name: str) -> Callable[[str], Path]:
-    """The same for a file or folder."""
+    """The same for a file or folder, whose `~` is a home folder."""
     parse = filled(name)
-    return lambda text: Path(parse(text))
+    return lambda text: expanded(parse(text))
 
 
 def names(text: str) -> list[str]:

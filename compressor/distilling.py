@@ -120,12 +120,12 @@ def plan_training(
     """
     refuse_missing_tracker(section.tracker)
     seed = seed if section.seed is None else section.seed
-    training = training_settings(section, seed)
+    training = training_settings(section, seed, name)
     targets = None if section.targets is None else tuple(section.targets)
     student = StudentSettings(section.trainable, section.rank, section.alpha, targets, seed)
     decoder, space = check_student(architecture, cut_config, student)
     if section.save_adapter is not None:
-        _refuse_too_little_space(section.save_adapter, space.trained_parameters * torch.float32.itemsize)
+        _refuse_too_little_space(section.save_adapter, space.trained_parameters * torch.float32.itemsize, name)
     length = section.sequence_length
     refuse_sequences_beyond(length, name("recovery.sequence_length", length), decoder)
     if section.retrieval_share:
@@ -182,11 +182,11 @@ def check_student(
     return decoder, TrainingSpace(summary.trainable_parameters, output_bytes)
 
 
-def _refuse_too_little_space(save_adapter: str, required_bytes: int) -> None:
+def _refuse_too_little_space(save_adapter: str, required_bytes: int, name: Naming) -> None:
     try:
         refuse_too_little_space(expanded(save_adapter), required_bytes)
     except RequestError as error:
-        raise RequestError(f"--save-adapter: {error}") from error
+        raise RequestError(f"{name('recovery.save_adapter')}: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from compressor.architectures.projections import projections
 from compressor.artifacts import CalibrationStatistics
 from compressor.calibration.tokens import TokenBatch
 from compressor.data_parallel import Processes
+from compressor.errors import RequestError
 from compressor.fisher.memory import Sizes, fitting_checkpointing, free_bytes
 from compressor.fisher.settings import FisherSettings
-from compressor.planning import RunPlan
+from compressor.planning import RunOptions, RunPlan
 from compressor.preparation import Source
 from compressor.progress import StageReporter
-from compressor.selection.registry import candidate_methods, get_selector_entry, statistics_read
+from compressor.selection.registry import get_selector_entry
 from compressor.selection.request import Statistic
 from compressor.sensitivity.gradients import gradient_scores, loss_gradients
 from compressor.sensitivity.memory import BackwardPass, available_bytes, refuse_beyond
@@ -25,25 +28,58 @@ from compressor.sensitivity.memory import BackwardPass, available_bytes, refuse_
 
 def needed_statistics(plan: RunPlan) -> frozenset[Statistic]:
     """What the method, or any that it tries, reads of each channel."""
-    return statistics_read(plan.recipe.selection.method)
+    return frozenset[Statistic]().union(*(get_selector_entry(method).needs for method in plan.methods))
 
 
-def refuse_gradients_beyond_memory(plan: RunPlan) -> None:
-    """Before anything is loaded; nothing where the method needs no gradients.
+def refuse_beyond_memory(plan: RunPlan, method: str, options: RunOptions) -> None:
+    """Before anything is loaded; nothing where the method needs no backward passes, as where their sums are handed in.
 
     Raises:
         RequestError: the backward passes need more memory than the device has.
     """
-    method, request = plan.recipe.selection.method, plan.recipe.calibration
+    request, entry = plan.recipe.calibration, get_selector_entry(method)
     sequences = min(request.batch_size, request.samples)
-    if "gradient" in needed_statistics(plan):
+    if "gradient" in entry.needs and options.statistics is None:
         need = backward_pass(plan.source, sequences * request.sequence_length, plan.dtype.itemsize)
-        refuse_beyond(need, available_bytes(plan.device), plan.device, method)
-    if any(get_selector_entry(each).needs_model for each in candidate_methods(method)):
+        refuse_beyond(need, available_bytes(plan.device), plan.device, options.name)
+    if entry.needs_model:
         free = free_bytes(plan.device)
         weights = plan.cut.parameters.before * plan.dtype.itemsize
         sizes = _fisher_sizes(plan, sequences)
         fitting_checkpointing(sizes, FisherSettings(), None if free is None else max(free - weights, 0), plan.device)
+
+
+def within_memory(plan: RunPlan, options: RunOptions, processes: Processes) -> RunPlan:
+    """The plan, before anything is loaded, without those of several methods whose backward passes do not fit.
+
+    All processes leave out the same ones, and say why in the notes.
+
+    Raises:
+        FailedElsewhereError: another process failed.
+        RequestError: the one method does not fit.
+    """
+    methods = plan.methods
+    if len(methods) == 1:
+        refuse_beyond_memory(plan, methods[0], options)
+        return plan
+    refusals: dict[str, str] = {}
+    for method in methods:
+        try:
+            refuse_beyond_memory(plan, method, options)
+        except RequestError as refusal:
+            refusals[method] = str(refusal)
+    refused = processes.summed(_Refused(torch.tensor([method in refusals for method in methods], dtype=torch.int64)))
+    left_out = tuple(method for method, count in zip(methods, refused.processes.tolist(), strict=True) if count)
+    elsewhere = "another process has too little memory for it."
+    notes = [f"the method {method} was not tried: {refusals.get(method, elsewhere)}" for method in left_out]
+    return replace(plan, left_out=left_out, notes=(*plan.notes, *notes))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Refused:
+    """How many processes cannot try each method, int64 [methods]."""
+
+    processes: Tensor
 
 
 def _fisher_sizes(plan: RunPlan, sequences: int) -> Sizes:

@@ -13,13 +13,14 @@ from compressor.data_parallel import Processes, join_processes
 from compressor.distilling import TrainingFolders
 from compressor.loading import release_memory
 from compressor.making import Made, describe_checkpoint, make_checkpoint
-from compressor.needed_statistics import refuse_gradients_beyond_memory
+from compressor.needed_statistics import within_memory
 from compressor.planning import RunOptions, RunPlan, plan_run
 from compressor.progress import StageReporter
 from compressor.recipe import Recipe
 from compressor.report import Report
 from compressor.session import needed_by, open_session
 from compressor.shared_output import held
+from compressor.training_settings import refuse_processes
 
 
 def compress(recipe: Recipe, options: RunOptions | None = None, console: Console | None = None) -> Report:
@@ -44,9 +45,9 @@ def compress(recipe: Recipe, options: RunOptions | None = None, console: Console
     processes = join_processes(recipe.runtime.device)
     reporter = StageReporter(console if processes.is_main else None)
     with processes.failing_together():
-        plan = checked_plan(recipe, options)
+        plan = checked_plan(recipe, options, processes)
         if plan.training is not None:
-            plan.training.training.refuse_impossible(True, processes.count)
+            refuse_processes(plan.training.training, processes.count, options.name)
         for note in (*plan.notes, *plan.cut.engine_warnings):
             reporter.say(f"note: {note}")
         calibrations = (plan.calibration_file(index, processes.count) for index in range(processes.count))
@@ -60,14 +61,14 @@ def compress(recipe: Recipe, options: RunOptions | None = None, console: Console
     return report
 
 
-def checked_plan(recipe: Recipe, options: RunOptions) -> RunPlan:
+def checked_plan(recipe: Recipe, options: RunOptions, processes: Processes) -> RunPlan:
     """`plan_run`, and what else is refused before anything large is loaded.
 
     Raises:
+        FailedElsewhereError: another process failed.
         RequestError: the request cannot be carried out, by the memory there is or with the statistics handed in.
     """
-    plan = plan_run(recipe, options)
-    refuse_gradients_beyond_memory(plan)
+    plan = within_memory(plan_run(recipe, options), options, processes)
     refuse_statistics_files(plan, options, needed_by([plan]))
     return plan
 

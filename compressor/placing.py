@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from compressor.errors import RequestError
 from compressor.loading import DeviceMap, build_skeleton, load_model
+from compressor.naming import Naming, option_of
 from compressor.planning import RunPlan
 
 Memory = Mapping[int | str, int]
@@ -29,14 +30,17 @@ def load_placed(plan: RunPlan, folder: Path, raw_config: dict[str, Any]) -> PreT
     architecture = plan.source.architecture
     devices: DeviceMap | None = None
     if plan.recipe.runtime.device_map is not None:
-        devices = spread_over_gpus(build_skeleton(architecture, folder, raw_config), plan.dtype)
+        devices = spread_over_gpus(build_skeleton(architecture, folder, raw_config), plan.dtype, name=plan.name)
     return load_model(architecture, folder, raw_config, plan.dtype, plan.device, devices)
 
 
-def spread_over_gpus(skeleton: PreTrainedModel, dtype: torch.dtype, memory: Memory | None = None) -> dict[str, str]:
+def spread_over_gpus(
+    skeleton: PreTrainedModel, dtype: torch.dtype, memory: Memory | None = None, name: Naming = option_of
+) -> dict[str, str]:
     """Path of a module -> device, by accelerate: decoder layers whole, the GPUs filled evenly.
 
-    `skeleton` is the model on the meta device. `memory` None asks the GPUs for what is free now.
+    `skeleton` is the model on the meta device. `memory` None asks the GPUs for what is free now. Messages call a
+    setting `name(setting)`.
 
     Raises:
         RequestError: the GPUs cannot hold the model.
@@ -51,7 +55,8 @@ def spread_over_gpus(skeleton: PreTrainedModel, dtype: torch.dtype, memory: Memo
     if outside:
         gpus = sum(isinstance(device, int) for device in balanced)
         raise RequestError(
-            f"--device-map auto: the free memory of {gpus} GPUs does not hold the model ({len(outside)} of its modules "
-            "would be left over); give them more free memory, or use --low-memory."
+            f"{name('runtime.device_map', 'auto')}: the free memory of {gpus} GPUs does not hold the model "
+            f"({len(outside)} of its modules would be left over); give them more free memory, or use "
+            f"{name('calibration.low_memory', True)}."
         )
     return devices

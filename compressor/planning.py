@@ -30,6 +30,7 @@ from compressor.recipe import CalibrationSection, Recipe
 from compressor.recipe_checks import refuse_impossible
 from compressor.recovery.refit import refuse_too_few_tokens
 from compressor.retrieval_tokens import calibration_forms, retrieval_sequences, with_retrieval
+from compressor.selection.registry import candidate_methods
 from compressor.shared_output import resume_folder_of
 
 HELD_OUT_SEQUENCES = 8
@@ -59,7 +60,10 @@ class RunOptions:
 
 @dataclass(frozen=True)
 class RunPlan:
-    """Opened inputs of a run. `recipe` has device, dtype, revision and output folder filled in."""
+    """Opened inputs of a run. `recipe` has device, dtype, revision and output folder filled in.
+
+    `name` is what errors call its settings. `left_out` are methods that one which tries several does without.
+    """
 
     recipe: Recipe
     source: Source
@@ -73,6 +77,15 @@ class RunPlan:
     device: torch.device
     dtype: torch.dtype
     notes: tuple[str, ...]
+    name: Naming
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """What is tried: the recipe's method, or those that it stands for; one alone where every channel is kept."""
+        named = candidate_methods(self.recipe.selection.method, self.source.architecture.normalizes_keys)
+        tried = tuple(method for method in named if method not in self.left_out)
+        return tried[:1] if self.cut.keep == self.cut.key_dim.before else tried
 
     @property
     def resume_folder(self) -> Path:
@@ -107,29 +120,30 @@ def plan_run(recipe: Recipe, options: RunOptions) -> RunPlan:
     Raises:
         RequestError: the request cannot be carried out.
     """
-    refuse_impossible(recipe, options.name, machine_problems(recipe, options.name))
-    device = resolve_device(recipe.runtime.device, options.name)
+    name = options.name
+    refuse_impossible(recipe, name, machine_problems(recipe, name))
+    device = resolve_device(recipe.runtime.device, name)
     configured = open_model(recipe.model, recipe.revision)
-    keep = choose_width(configured, recipe.selection, options.name)
-    dtype = resolve_dtype(recipe.runtime.dtype, device, configured.architecture, options.name)
+    keep = choose_width(configured, recipe.selection, name)
+    dtype = resolve_dtype(recipe.runtime.dtype, device, configured.architecture, name)
     output_dir = recipe.output_dir or f"{Path(configured.folder.name).name}-{recipe.selection.method}-{keep}"
     output = OutputFolder(expanded(output_dir), options.overwrite)
     output.check(configured.folder.path)
     trains = recipe.recovery.train and keep < configured.mixers[0].head_k_dim
-    adapter = plan_adapter(recipe.recovery, output, configured.folder.path, trains, options.name)
+    adapter = plan_adapter(recipe.recovery, output, configured.folder.path, trains, name)
     length = recipe.calibration.sequence_length
-    refuse_sequences_beyond(length, options.name("calibration.sequence_length", length), configured.config)
+    refuse_sequences_beyond(length, name("calibration.sequence_length", length), configured.config)
     generation_config = configured.folder.path / "generation_config.json"
     if generation_config.exists():
         read_json_object(generation_config)
     tokenizer = load_tokenizer(configured.folder.path, recipe.runtime.trust_remote_code)
-    recipe, share_notes = _with_retrieval_share(recipe, tokenizer, options.name)
+    recipe, share_notes = _with_retrieval_share(recipe, tokenizer, name)
     documents = open_documents(_text_source(recipe.calibration))
     evaluation = _plan_evaluation(recipe, configured.config, tokenizer) if recipe.export.evaluate else None
     source = open_source(configured)
-    cut = plan_cut(source, recipe, keep)
+    cut = plan_cut(source, recipe, keep, name)
     if recipe.recovery.refit and keep < cut.key_dim.before:
-        _refuse_too_little_to_refit(recipe.calibration, source, options.name)
+        _refuse_too_little_to_refit(recipe.calibration, source, name)
     links = plan_links(source, keep, output.path) if recipe.export.link else LinkPlan(0, ())
     activations = activation_bytes(recipe.calibration, configured.config, dtype)
     refuse_too_little_space(output.path, max(cut.output_bytes - links.shared_bytes, activations))
@@ -143,9 +157,9 @@ def plan_run(recipe: Recipe, options: RunOptions) -> RunPlan:
         }
     )
     notes = (*source.checkpoint.notes, *share_notes, *links.notes, *(() if evaluation is None else evaluation.notes))
-    training = _plan_training(recipe, source, cut, tokenizer, options.name)
+    training = _plan_training(recipe, source, cut, tokenizer, name)
     return RunPlan(
-        resolved, source, cut, output, documents, tokenizer, evaluation, training, adapter, device, dtype, notes
+        resolved, source, cut, output, documents, tokenizer, evaluation, training, adapter, device, dtype, notes, name
     )
 
 
@@ -208,6 +222,7 @@ def pack_plan_tokens(plan: RunPlan) -> PackedTokens:
         minimum_tokens=TOKENS_PER_CHANNEL * plan.cut.key_dim.before,
         other_samples=request.retrieval_samples,
         held_out_source=held_out_source(_text_source(request)),
+        remedy=f"raise {plan.name('calibration.samples')} or {plan.name('calibration.sequence_length')}",
     )
     if not request.retrieval_samples:
         return text

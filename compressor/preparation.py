@@ -159,10 +159,11 @@ def choose_width(configured: ConfiguredModel, selection: SelectionSection, name:
     return keep
 
 
-def plan_cut(source: Source, recipe: Recipe, keep: int) -> CutPlan:
+def plan_cut(source: Source, recipe: Recipe, keep: int, name: Naming = option_of) -> CutPlan:
     """Sizes before and after, from headers; the choice of channels does not change them.
 
-    Where the recipe leaves the norm epsilon to be chosen, the plan is the one that keeps it.
+    Where the recipe leaves the norm epsilon to be chosen, the plan is the one that keeps it. Messages call a setting
+    `name(setting)`.
 
     Raises:
         RequestError: a scaled norm epsilon is asked for in a family that has no scale to undo.
@@ -171,9 +172,10 @@ def plan_cut(source: Source, recipe: Recipe, keep: int) -> CutPlan:
     before_epsilon = source.architecture.norm_epsilon(source.config)
     scaled = recipe.selection.norm_epsilon == "scaled"
     if scaled and not source.architecture.scales_by_width:
+        given, remedy = (name("selection.norm_epsilon", value) for value in ("scaled", "keep"))
         raise RequestError(
-            "--norm-epsilon scaled undoes what a cut does to the scale of the scores, and "
-            f"{source.architecture.display_name} has no such scale: use --norm-epsilon keep, which is exact."
+            f"{given} undoes what a cut does to the scale of the scores, and {source.architecture.display_name} has no "
+            f"such scale: use {remedy}, which is exact."
         )
     after_epsilon = before_epsilon * first.head_k_dim / keep if scaled else before_epsilon
     cut_config = source.architecture.cut_config(

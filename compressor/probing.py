@@ -21,6 +21,7 @@ from compressor.evaluation.tokenizer_identity import tokenizer_sha256
 from compressor.export.advice import NEW_FOLDERS_ONLY
 from compressor.export.disk import refuse_too_little_space
 from compressor.export.folder import OutputFolder
+from compressor.home_folders import expanded
 from compressor.interruption import explained_interrupts
 from compressor.loading import load_model, release_memory, resolve_device, resolve_dtype
 from compressor.preparation import ConfiguredModel, Source, open_model, open_source
@@ -115,7 +116,7 @@ def probe(request: ProbeRequest, console: Console | None = None) -> ProbeOutput:
     """
     reporter = StageReporter(console)
     with explained_interrupts(request.output, None):
-        output = OutputFolder(request.output, overwrite=False, advice=NEW_FOLDERS_ONLY)
+        output = OutputFolder(expanded(request.output), overwrite=False, advice=NEW_FOLDERS_ONLY)
         output.check(None)
         prepared = _prepare(request, output)
         # Every run on a folder locks the same file, that of a checkpoint too.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from compressor.command_words import path
 from compressor.errors import CompressorError, RequestError
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ def _parser() -> argparse.ArgumentParser:
         "HF_TOKEN.",
         allow_abbrev=False,
     )
-    parser.add_argument("folder", type=Path, metavar="DIR", help="what compress wrote")
+    parser.add_argument("folder", type=path("DIR"), metavar="DIR", help="what compress wrote")
     parser.add_argument("repository", metavar="REPO", help="owner/name on the Hub; made where it is missing")
     parser.add_argument("--private", action="store_true", help="make the repository private")
     parser.add_argument("--dry-run", action="store_true", help="list what would go up, send nothing")

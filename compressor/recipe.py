@@ -146,15 +146,15 @@ class RecoverySection(Section):
     final_learning_rate: float = Field(default=1e-5, ge=0, le=1)
     warmup_share: float = Field(default=0.05, ge=0, le=1)
     weight_decay: float = Field(default=0.0, ge=0, le=1)
-    gradient_norm: float = Field(default=1.0, gt=0)
+    gradient_norm: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     """Longer gradients are scaled down to it."""
-    kl_weight: float = Field(default=1.0, ge=0)
+    kl_weight: float = Field(default=1.0, ge=0, allow_inf_nan=False)
     """Of KL(teacher || student)."""
-    cross_entropy_weight: float = Field(default=0.0, ge=0)
+    cross_entropy_weight: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     """Of the loss on the text itself."""
-    temperature: float = Field(default=1.0, gt=0)
+    temperature: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     """Of both distributions of the KL."""
-    matching_weight: float = Field(default=0.0, ge=0)
+    matching_weight: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     """Of the match of every mixer's outputs with the teacher's."""
     checkpoint_every: int = Field(default=200, ge=1)
     """Steps between two checkpoints, which --resume goes on from."""

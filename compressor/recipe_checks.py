@@ -65,10 +65,7 @@ def _refuse_refit(recipe: Recipe, name: Naming) -> None:
 def _refuse_training(recipe: Recipe, name: Naming) -> None:
     if not recipe.recovery.train or not _cuts(recipe):
         return
-    try:
-        training_settings(recipe.recovery, recipe.runtime.seed)
-    except RequestError as error:
-        raise RequestError(f"{name('recovery')}: {error}") from None
+    training_settings(recipe.recovery, recipe.runtime.seed, name)
     refuse_idle_settings(recipe.recovery, recipe.export.evaluate, name)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
+from compressor.command_words import path
 from compressor.errors import RequestError
 from compressor.flat_settings import validate_both
 from compressor.launched import LaunchedParser, launch
@@ -113,7 +114,7 @@ def _parser() -> argparse.ArgumentParser:
     add("folder", type=Path, metavar="DIR", help="what compress wrote")
     add("--teacher", metavar="MODEL", help="a folder or Hub id (default: the model that DIR was cut from)")
     add("--output-dir", type=Path, metavar="OUT", help="default: DIR-recovered")
-    add("--recipe", type=Path, metavar="FILE", help="YAML whose sections recovery and runtime are read")
+    add("--recipe", type=path("--recipe"), metavar="FILE", help="YAML whose sections recovery and runtime are read")
     training = parser.add_argument_group("training").add_argument
     training(
         "--text", dest="source", metavar="SOURCE",

@@ -47,7 +47,7 @@ from compressor.recovery_report import training_report
 from compressor.report import EvaluationReport, RecoveryReport, Report, VerificationReport
 from compressor.reporting import CardPlace, card_facts, load_line
 from compressor.shared_output import held, resume_folder_of
-from compressor.training_settings import refuse_idle_settings
+from compressor.training_settings import refuse_idle_settings, refuse_processes, training_settings
 from compressor.verification.run import verify_folder
 
 
@@ -98,6 +98,7 @@ def plan_recovery(request: RecoverRequest) -> RecoverPlan:
         RequestError: the folder is no compressed one, the teacher is not its teacher, or the training is impossible.
     """
     folder, runtime = expanded(request.folder), request.runtime
+    training_settings(request.section, runtime.seed, request.options.name)
     refuse_idle_settings(request.section, request.evaluate, request.options.name)
     device = resolve_device(runtime.device, request.options.name)
     report, old = read_folder(folder)
@@ -141,7 +142,7 @@ def recover(request: RecoverRequest, console: Console | None = None) -> Report:
     reporter = StageReporter(console if processes.is_main else None)
     with processes.failing_together():
         plan = plan_recovery(request)
-        plan.training.training.refuse_impossible(True, processes.count)
+        refuse_processes(plan.training.training, processes.count, request.options.name)
         with held(plan.outputs, (plan.training_folder,), processes):
             plan.training.refuse_checkpoints(plan.training_folder, request.options.resume)
             report = _run(plan, request, processes, reporter)

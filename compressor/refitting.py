@@ -125,11 +125,13 @@ def recover_cut(
     counted = [_count(fit), _count(held_out)]
     units = 0
     if plan.recipe.recovery.refit:
-        refuse_too_few_tokens(counted[0], counted[1], plan.source.mixers)
+        remedy = f"raise {plan.name('calibration.samples')}, or give {plan.name('recovery.refit', False)}"
+        refuse_too_few_tokens(counted[0], counted[1], plan.source.mixers, remedy)
         units = layer_tokens(plan.source.mixers, _count(processes.share(fit)) + _count(processes.share(held_out)))
     elif not counted[1]:
         raise RequestError(
-            "several cuts are compared on 0 held-out tokens and at least 1 is needed; raise --calibration-samples."
+            "several cuts are compared on 0 held-out tokens and at least 1 is needed; raise "
+            f"{plan.name('calibration.samples')}."
         )
     with reporter.stage("refitting", max(units, 1) * len(policies)) as advance:
         candidates = {
@@ -153,7 +155,7 @@ def resolved_plan(plan: RunPlan, method: str, policy: NormEpsilon) -> RunPlan:
 
 def _with_policy(plan: RunPlan, policy: NormEpsilon) -> CutPlan:
     selection = plan.recipe.selection.model_copy(update={"norm_epsilon": policy})
-    return plan_cut(plan.source, plan.recipe.model_copy(update={"selection": selection}), plan.cut.keep)
+    return plan_cut(plan.source, plan.recipe.model_copy(update={"selection": selection}), plan.cut.keep, plan.name)
 
 
 def _candidate(

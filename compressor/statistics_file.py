@@ -20,6 +20,7 @@ from torch import Tensor
 
 from compressor.artifacts import CalibrationStatistics
 from compressor.errors import RequestError, RunError
+from compressor.home_folders import expanded
 from compressor.selection.request import Statistic
 
 STATISTICS_SCHEMA = "1"
@@ -65,7 +66,7 @@ def refuse_place(path: Path, output: Path, overwrite: bool) -> None:
         RequestError: there is no such folder, the file exists and not `overwrite` or is none, or it lies in the
             folder `output`.
     """
-    real, folder = Path(os.path.realpath(path)), Path(os.path.realpath(output))
+    real, folder = Path(os.path.realpath(expanded(path))), Path(os.path.realpath(output))
     if real == folder or folder in real.parents:
         raise RequestError(
             f"--save-statistics {path} lies in the output folder, beside whose weights no other may stand; name a file "
@@ -89,7 +90,7 @@ def save_statistics(path: Path, identity: StatisticsIdentity, statistics: Calibr
     Raises:
         RunError: it cannot be written.
     """
-    target = Path(os.path.realpath(path))
+    target = Path(os.path.realpath(expanded(path)))
     partial = target.with_name(f".{target.name}.partial-{uuid.uuid4().hex}")
     metadata = {"schema": STATISTICS_SCHEMA, "tokens": str(statistics.tokens), **identity.metadata()}
     try:
@@ -152,7 +153,7 @@ def load_statistics(path: Path) -> CalibrationStatistics:
     """
     metadata, names = _read_header(path)
     try:
-        with safe_open(path, framework="pt") as file:
+        with safe_open(expanded(path), framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in names}
         layers, tokens = tuple(json.loads(metadata["layers"])), int(metadata["tokens"])
         return CalibrationStatistics(layers=layers, tokens=tokens, **tensors)
@@ -161,10 +162,11 @@ def load_statistics(path: Path) -> CalibrationStatistics:
 
 
 def _read_header(path: Path) -> tuple[dict[str, str], list[str]]:
-    if not path.is_file():
+    file_path = expanded(path)
+    if not file_path.is_file():
         raise RequestError(f"--statistics {path}: there is no such file; give one that --save-statistics wrote.")
     try:
-        with safe_open(path, framework="pt") as file:
+        with safe_open(file_path, framework="pt") as file:
             metadata, names = dict(file.metadata() or {}), list(file.keys())
     except (SafetensorError, OSError) as error:
         raise _unreadable(path, str(error)) from error

@@ -12,12 +12,12 @@ from compressor.naming import Naming, key_of
 from compressor.recipe import Recipe
 from compressor.recipe_checks import refuse_impossible
 from compressor.section import refuse_doubles
-from compressor.selection.registry import candidate_methods, method_names
+from compressor.selection.registry import get_selector_entry, method_names
 
 
 def swept_methods() -> tuple[str, ...]:
     """Names of the methods that a sweep takes: all but those that try others."""
-    return tuple(name for name in method_names() if candidate_methods(name) == (name,))
+    return tuple(name for name in method_names() if not get_selector_entry(name).candidates)
 
 
 def sweep_recipes(
@@ -58,6 +58,12 @@ def sweep_recipes(
             "low_memory has one layer in memory, and a sweep measures every cut, which needs whole models; leave it "
             "out, or make each cut alone with compress --low-memory."
         )
+    adapter = recipes[0].recovery.save_adapter
+    if adapter is not None:
+        raise RequestError(
+            f"{name('recovery.save_adapter', adapter)} is a folder for one adapter, and a sweep makes several cuts; "
+            "leave it out, or make each cut alone with compress --save-adapter."
+        )
     for recipe in recipes:
         refuse_impossible(recipe, name)
     return recipes
@@ -74,8 +80,10 @@ def _refuse_method(method: str) -> None:
     if method in swept_methods():
         return
     if method in method_names():
+        entry = get_selector_entry(method)
+        named, further = (",".join(names) for names in (entry.candidates, entry.unnormalized_candidates))
         raise RequestError(
-            f"--methods {method} tries several itself; name those instead: {','.join(candidate_methods(method))}."
+            f"--methods {method} tries several itself; name those instead: {named}, on Mamba-2 also {further}."
         )
     nearest = get_close_matches(method.lower(), swept_methods(), n=1)
     hint = f"did you mean {nearest[0]}? Known here" if nearest else "known here"

@@ -22,7 +22,7 @@ from compressor.export.folder import OutputFolder
 from compressor.kept_cuts import KeptCuts, cut_key, kept_cuts
 from compressor.loading import release_memory
 from compressor.making import describe_checkpoint, make_checkpoint
-from compressor.needed_statistics import refuse_gradients_beyond_memory
+from compressor.needed_statistics import refuse_beyond_memory
 from compressor.planning import RunOptions, RunPlan, plan_run
 from compressor.preparation import plan_cut
 from compressor.progress import StageReporter
@@ -79,7 +79,7 @@ def plan_sweep(request: SweepRequest) -> SweepPlan:
                 f"--ratios {other:g} and {recipe.selection.ratio:g} both keep {keep} of {plan.cut.key_dim.before} key "
                 "channels; leave one out, or give a smaller --round-to."
             )
-        refuse_gradients_beyond_memory(plan)
+        refuse_beyond_memory(plan, method, request.options)
         cuts[method, keep] = plan
     kept = kept_cuts(base, list(cuts.values()), request.table_only)
     _refuse_too_little_space(base, list(cuts.values()), kept, request.table_only)
@@ -213,7 +213,7 @@ def _plan_of(base: RunPlan, recipe: Recipe, options: RunOptions) -> RunPlan:
     keep = kept_width(base.cut.key_dim.before, selection.ratio, None, selection.round_to)
     place = base.output.path / f"{selection.method}-{keep}"
     resolved = base.recipe.model_copy(update={"selection": selection, "output_dir": str(place)})
-    cut, training = plan_cut(base.source, resolved, keep), base.training
+    cut, training = plan_cut(base.source, resolved, keep, base.name), base.training
     if training is not None:
         with _naming_cut(recipe):
             _, space = check_student(base.source.architecture, cut.cut_config, training.student)

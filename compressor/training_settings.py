@@ -2,27 +2,53 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from compressor.errors import RequestError
 from compressor.naming import Naming
 from compressor.recipe import RecoverySection
-from compressor.recovery.settings import TrainingSettings
+from compressor.recovery.settings import TrainingSettings, TrainingSettingsError
 
 
-def training_settings(section: RecoverySection, seed: int) -> TrainingSettings:
-    """Of a section; `seed` is that of dropout.
+def training_settings(section: RecoverySection, seed: int, name: Naming) -> TrainingSettings:
+    """Of a section; `seed` is that of dropout. Messages call a setting `name(setting)`.
 
     Raises:
         RequestError: there are fewer sequences than one step takes; as `TrainingSettings`.
     """
     if section.sequences < section.batch_size:
         raise RequestError(
-            f"sequences is {section.sequences} and must be at least the {section.batch_size} of a step; give more, or "
-            f"a batch_size of at most {section.sequences}."
+            f"{name('recovery.sequences')} is {section.sequences} and must be at least the {section.batch_size} of a "
+            f"step; give more, or a {name('recovery.batch_size')} of at most {section.sequences}."
         )
+    with _called(name):
+        return _settings(section, seed)
+
+
+def refuse_processes(settings: TrainingSettings, processes: int, name: Naming) -> None:
+    """Refuse what so many processes, with a teacher, cannot train by.
+
+    Raises:
+        RequestError: a batch does not divide into equal parts for them.
+    """
+    with _called(name):
+        settings.refuse_impossible(True, processes)
+
+
+@contextmanager
+def _called(name: Naming) -> Iterator[None]:
+    try:
+        yield
+    except TrainingSettingsError as error:
+        raise RequestError(error.told(lambda field: name(f"recovery.{field}"))) from None
+
+
+def _settings(section: RecoverySection, seed: int) -> TrainingSettings:
     return TrainingSettings(
         steps=section.steps,
         batch_size=section.batch_size,
-        micro_batch_size=min(section.micro_batch_size or section.batch_size, section.batch_size),
+        micro_batch_size=section.micro_batch_size or section.batch_size,
         sequence_length=section.sequence_length,
         learning_rate=section.learning_rate,
         final_learning_rate=section.final_learning_rate,

@@ -103,7 +103,7 @@ class TrainingTokens(IterableDataset[Tensor]):
             if not count:
                 raise RequestError(
                     f"the text {self.documents.source.name} has fewer than the {self.sequence_length:,} tokens of one "
-                    "sequence; use a longer text or a smaller sequence_length."
+                    "sequence; use a longer text or shorter sequences."
                 )
 
     def _packed(self) -> Iterator[Tensor]:

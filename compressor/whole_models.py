@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from compressor.naming import Naming
 from compressor.recipe import Recipe
-from compressor.selection.registry import candidate_methods, get_selector_entry, statistics_read
+from compressor.selection.registry import candidate_methods, get_selector_entry
 
 
 def whole_model_problems(recipe: Recipe, name: Naming) -> list[str]:
@@ -71,9 +71,9 @@ def _with_device_map(recipe: Recipe, name: Naming) -> list[str]:
 
 
 def _runs_the_model(method: str) -> bool:
-    """Whether a method takes more of the model than one pass of calibration."""
-    needs_model = any(get_selector_entry(each).needs_model for each in candidate_methods(method))
-    return needs_model or "gradient" in statistics_read(method)
+    """Whether a method, or any that it tries in some family, takes more of the model than one pass of calibration."""
+    entries = [get_selector_entry(each) for each in candidate_methods(method, normalizes_keys=False)]
+    return any(entry.needs_model or "gradient" in entry.needs for entry in entries)
 
 
 def _other_method(fact: str, passes: str, method: str, name: Naming) -> str:

@@ -12,6 +12,8 @@ from compressor.cli import main
 from tests.test_pipeline import compress, make_source, make_text
 
 FAST = ["--no-verify", "--no-evaluate"]
+MANY = ["--calibration-samples", "100000000", "--batch-size", "100000000", "--retrieval-share", "0"]
+"""More tokens at once than backward passes have memory for, where the text has few."""
 
 
 def report_of(folder: Path) -> dict[str, Any]:
@@ -26,6 +28,11 @@ def selection_of(folder: Path) -> str:
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_source("gated_deltanet", tmp_path_factory.mktemp("source") / "model")
+
+
+@pytest.fixture(scope="module")
+def mamba2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_source("m2", tmp_path_factory.mktemp("mamba2") / "model")
 
 
 def test_fisher_chooses_and_comes_again_from_its_recipe(source: Path, tmp_path: Path) -> None:
@@ -73,16 +80,29 @@ def test_fisher_chooses_for_each_norm_epsilon(source: Path, tmp_path: Path) -> N
     assert cuts["auto"]["recovery"]["refit"]["kl_by_norm_epsilon"].keys() == {"keep", "scaled"}
 
 
+@pytest.mark.parametrize(
+    ("name", "methods"),
+    [
+        ("gated_deltanet", ["drrqr", "energy", "fisher"]),
+        ("m2", ["drrqr", "energy", "fisher", "ghost", "gradient"]),
+        pytest.param("delta_net", ["drrqr", "energy", "fisher"], marks=pytest.mark.slow),
+        pytest.param("m2_fla", ["drrqr", "energy", "fisher", "ghost", "gradient"], marks=pytest.mark.slow),
+        pytest.param("bamba", ["drrqr", "energy", "fisher", "ghost", "gradient"], marks=pytest.mark.slow),
+        pytest.param("zamba2", ["drrqr", "energy", "fisher", "ghost", "gradient"], marks=pytest.mark.slow),
+    ],
+)
 def test_auto_writes_the_least_divergence_and_names_the_losers(
-    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, methods: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text, output = make_text(tmp_path), tmp_path / "out"
+    """More methods where keys are not normalised; each candidate has the figures of a run of its own."""
+    source, text, output = make_source(name, tmp_path / "source"), make_text(tmp_path), tmp_path / "out"
     assert compress(source, output, text, "--method", "auto", *FAST) == 0
     shown = " ".join(capsys.readouterr().out.split())
     report = report_of(output)
     assert report["selection"]["asked"] == "auto"
+    assert [cut["method"] for cut in report["selection"]["candidates"]] == methods
+    assert ("gradients" in report["timings_s"]) == ("gradient" in methods)
     tried = {cut["method"]: cut["kl_after"] for cut in report["selection"]["candidates"]}
-    assert tried.keys() == {"drrqr", "energy", "fisher"}
     best = min(tried, key=lambda method: tried[method])
     assert report["method"] == best
     assert "tried:" in shown
@@ -104,6 +124,53 @@ def test_auto_without_a_refit_compares_plain_cuts(source: Path, tmp_path: Path) 
     assert report["method"] == min(tried, key=lambda cut: cut["kl_after"])["method"]
 
 
+def test_auto_leaves_out_what_does_not_fit_in_memory(
+    mamba2: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What needs forward passes alone is tried."""
+    assert compress(mamba2, tmp_path / "out", make_text(tmp_path), "--method", "auto", *FAST, *MANY) == 0
+    report, shown = report_of(tmp_path / "out"), " ".join(capsys.readouterr().out.split())
+    assert [cut["method"] for cut in report["selection"]["candidates"]] == ["drrqr", "energy", "ghost"]
+    assert report["method"] in ("drrqr", "energy", "ghost")
+    assert "gradients" not in report["timings_s"]
+    notes = [note for note in report["notes"] if "was not tried" in note]
+    assert [note.partition(": ")[0] for note in notes] == [
+        "the method fisher was not tried",
+        "the method gradient was not tried",
+    ]
+    assert "Fisher selection needs about" in notes[0]
+    assert "for a backward pass over 8,000,000,000 tokens and cpu has" in notes[1]
+    assert "lower --batch-size or --sequence-length" in notes[1]
+    assert all(f"note: {note.partition(':')[0]}" in shown for note in notes)
+
+
+def test_auto_reads_gradients_that_were_saved(mamba2: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """They need no backward pass here, whatever it would take; a file without them is refused."""
+    text, saved, poor = make_text(tmp_path), tmp_path / "saved.safetensors", tmp_path / "poor.safetensors"
+    auto = ["--method", "auto", *FAST]
+    assert compress(mamba2, tmp_path / "first", text, *auto, "--save-statistics", str(saved)) == 0
+    assert compress(mamba2, tmp_path / "second", text, *auto, "--statistics", str(saved)) == 0
+    first, second = (report_of(tmp_path / name) for name in ("first", "second"))
+    assert "gradients" in first["timings_s"]
+    assert "gradients" not in second["timings_s"]
+    assert {cut["method"]: cut["kl_after"] for cut in first["selection"]["candidates"]} == {
+        cut["method"]: cut["kl_after"] for cut in second["selection"]["candidates"]
+    }
+    assert compress(mamba2, tmp_path / "poor", text, *FAST, "--save-statistics", str(poor)) == 0
+    capsys.readouterr()
+    assert compress(mamba2, tmp_path / "third", text, *auto, "--statistics", str(poor)) == 2
+    assert "holds no gradient of the channels" in capsys.readouterr().err
+
+
+def test_auto_makes_the_whole_width_without_gradients(mamba2: Path, tmp_path: Path) -> None:
+    words = ["--method", "auto", "--target-dim", "16", *FAST, *MANY]
+    assert compress(mamba2, tmp_path / "out", make_text(tmp_path), *words) == 0
+    report = report_of(tmp_path / "out")
+    assert [cut["method"] for cut in report["selection"]["candidates"]] == ["drrqr"]
+    assert "gradients" not in report["timings_s"]
+    assert not any("was not tried" in note for note in report["notes"])
+
+
 @pytest.mark.parametrize("method", ["fisher", "auto"])
 def test_a_whole_width_needs_no_choice(method: str, source: Path, tmp_path: Path) -> None:
     assert compress(source, tmp_path / "out", make_text(tmp_path), "--method", method, "--target-dim", "16", *FAST) == 0
@@ -122,8 +189,7 @@ def test_scoring_is_refused(method: str, source: Path, tmp_path: Path, capsys: p
 def test_fisher_without_enough_memory_is_refused_before_anything_is_read(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    many = ["--calibration-samples", "1000000", "--batch-size", "1000000", "--sequence-length", "2048"]
-    words = [str(source), "--ratio", "0.5", "--round-to", "1", "--device", "cpu", "--method", "fisher", *many]
+    words = [str(source), "--ratio", "0.5", "--round-to", "1", "--device", "cpu", "--method", "fisher", *MANY]
     words += ["--calibration", str(make_text(tmp_path)), "--output-dir", str(tmp_path / "out")]
     assert main(words) == 2
     error = capsys.readouterr().err

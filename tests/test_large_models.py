@@ -17,6 +17,7 @@ from compressor.checkpoint.config_file import read_config
 from compressor.cli import main
 from compressor.errors import RequestError
 from compressor.loading import build_skeleton, load_model
+from compressor.naming import key_of
 from compressor.placing import spread_over_gpus
 from tests.families import TinyCheckpoint, open_tiny, tiny_checkpoint, tiny_tokens
 from tests.test_pipeline import compress, hashes, make_source, make_text
@@ -159,8 +160,11 @@ def test_layers_are_spread_whole(name: str, tmp_path: Path) -> None:
 
 def test_a_model_larger_than_all_gpus_is_refused(tmp_path: Path) -> None:
     skeleton, size = skeleton_and_bytes("q35", tmp_path)
+    gpus = {0: size // 4, 1: size // 4, "cpu": size}
     with pytest.raises(RequestError, match=r"the free memory of 2 GPUs does not hold the model .* use --low-memory"):
-        spread_over_gpus(skeleton, torch.float32, {0: size // 4, 1: size // 4, "cpu": size})  # type: ignore[arg-type]
+        spread_over_gpus(skeleton, torch.float32, gpus)  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match=r"^runtime.device_map: auto: .* or use calibration.low_memory: true\.$"):
+        spread_over_gpus(skeleton, torch.float32, gpus, key_of)  # type: ignore[arg-type]
 
 
 @pytest.mark.gpu

@@ -60,7 +60,8 @@ def test_gradient_without_enough_memory_is_refused_before_anything_is_read(
     words += ["--calibration", str(make_text(tmp_path)), *many, "--method", "gradient"]
     assert main(words) == 2
     error = capsys.readouterr().err
-    assert "--method gradient: a backward pass over 2,048,000,000 tokens needs about" in error
+    assert "the loss's gradient needs about" in error
+    assert "for a backward pass over 2,048,000,000 tokens and cpu has" in error
     assert "GB free; lower --batch-size or --sequence-length, or choose a method without backward passes" in error
     assert not output.exists()
     assert not (tmp_path / "out.resume").exists()

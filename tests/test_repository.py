@@ -22,6 +22,7 @@ TEXT_SUFFIXES = {".py", ".md", ".toml", ".yaml", ".yml", ".txt", ".json", ".sh",
 # Stages pass each other the types of `artifacts`, and import none of the parts that compose them, which have no row.
 ALLOWED_IMPORTS: dict[str, set[str]] = {
     "errors": set(),
+    "out_of_memory": set(),
     "demo": set(),
     "progress": set(),
     "width": {"errors", "naming"},
@@ -33,14 +34,14 @@ ALLOWED_IMPORTS: dict[str, set[str]] = {
     "calibration": {"errors", "artifacts", "architectures", "demo", "tokenization"},
     "surgery": {"errors", "artifacts", "architectures", "checkpoint", "export"},
     "export": {"errors", "artifacts", "checkpoint"},
-    "recovery": {"errors", "architectures"},
-    "sensitivity": {"errors", "architectures", "recovery"},
+    "recovery": {"errors", "out_of_memory", "section", "architectures"},
+    "sensitivity": {"errors", "naming", "architectures", "recovery"},
     "fisher": {"errors", "architectures", "selection", "recovery"},
     "tokenization": {"errors"},
     "prompts": {"errors", "demo"},
     "evaluation": {"errors", "prompts", "tokenization", "architectures.cached_forward"},
     "probe": {"errors", "architectures", "evaluation"},
-    "speed": {"errors", "architectures"},
+    "speed": {"errors", "out_of_memory", "architectures"},
 }
 # Parts that few may import: the command stands above the pipeline, the pipeline above the rest.
 IMPORTED_BY: dict[str, set[str]] = {"cli": {"__main__"}, "pipeline": {"__init__", "cli"}}

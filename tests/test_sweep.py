@@ -199,7 +199,7 @@ def test_sweep_of_the_table_alone(source: Path, tmp_path: Path, capsys: pytest.C
         (["--ratios", "-0.5"], ["--ratios -0.5 is no share"]),
         (["--ratios", "nan"], ["--ratios nan is no share"]),
         (["--ratios", "0.99"], ["a ratio of 0.99 leaves 0.16 of 16 key channels, which --round-to 1 rounds to 0"]),
-        (["--methods", "auto"], ["--methods auto tries several itself; name those instead: drrqr,energy,fisher"]),
+        (["--methods", "auto"], ["name those instead: drrqr,energy,fisher, on Mamba-2 also ghost,gradient."]),
         (["--methods", "drrq"], ['--methods "drrq" is no method; did you mean drrqr? Known here: drrqr, l1']),
         (["--methods", "foo"], ["known here: drrqr, l1, energy, s-wanda, gradient, ghost, random, fisher."]),
         (["--methods", "drrqr,energy,drrqr"], ["--methods: drrqr is named twice; leave one out."]),
@@ -233,6 +233,16 @@ def test_a_sweep_needs_whole_models(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert len(sweep_recipes(spread, (0.5,), ("drrqr",), tmp_path)) == 1
     with pytest.raises(RequestError, match="^runtime.device_map: auto runs no backward passes, and the method fisher"):
         sweep_recipes(spread, (0.5,), ("drrqr", "fisher"), tmp_path)
+
+
+def test_a_sweep_saves_no_adapters(tmp_path: Path) -> None:
+    for recovery in ({"train": True, "save_adapter": "adapter"}, {"save_adapter": "adapter"}):
+        with pytest.raises(RequestError) as refused:
+            sweep_recipes({"recovery": recovery}, (0.5, 0.75), ("drrqr",), tmp_path)
+        assert str(refused.value) == (
+            "recovery.save_adapter: adapter is a folder for one adapter, and a sweep makes several cuts; leave it "
+            "out, or make each cut alone with compress --save-adapter."
+        )
 
 
 def test_width_within_is_the_largest_that_fits() -> None:

@@ -150,7 +150,9 @@ def test_less_than_a_step_is_refused_and_a_part_of_one_is_told(
     words = ["recover", str(cut), *TRAIN, "--output-dir", str(tmp_path / "out")]
     assert main([*words, "--sequences", "2", "--batch-size", "16"]) == 2
     message = " ".join(capsys.readouterr().err.split())
-    assert "sequences is 2 and must be at least the 16 of a step; give more, or a batch_size of at most 2." in message
+    assert (
+        "--sequences is 2 and must be at least the 16 of a step; give more, or a --batch-size of at most 2." in message
+    )
     assert main([*words, "--sequences", "3", "--batch-size", "2"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "note: 3 sequences are no whole number of steps of 2: the training takes 2 steps, which are 4" in said

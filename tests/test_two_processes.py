@@ -20,15 +20,17 @@ ROOT = Path(__file__).resolve().parents[1]
 LAUNCH = (
     *("-m", "accelerate.commands.launch", "--num_processes", "2", "--num_machines", "1"),
     *("--mixed_precision", "no", "--dynamo_backend", "no", "--num_cpu_threads_per_process", "1"),
-    *("--main_process_port", "0", "--module", "compressor"),
+    *("--main_process_port", "0", "--module"),
 )
 ENGINES = {"replicated": ("--multi_gpu",), "sharded": ("--use_fsdp", "--fsdp_version", "2")}
 SETTINGS = "sequences: 12, sequence_length: 64, batch_size: 2, rank: 2, retrieval_share: 0.0, learning_rate: 0.001"
 
 
-def launched(*words: str, engine: tuple[str, ...] = ("--multi_gpu",)) -> subprocess.CompletedProcess[str]:
+def launched(
+    *words: str, engine: tuple[str, ...] = ("--multi_gpu",), module: str = "compressor"
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, *LAUNCH[:2], *engine, *LAUNCH[2:], *words],
+        [sys.executable, *LAUNCH[:2], *engine, *LAUNCH[2:], module, *words],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -98,9 +100,10 @@ def test_recovery_of_a_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_fisher_and_auto_choose_once_for_all_processes(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "further"), [("gated_deltanet", set()), ("m2", {"ghost", "gradient"})])
+def test_fisher_and_auto_choose_once_for_all_processes(name: str, further: set[str], tmp_path: Path) -> None:
     """Three sequences for each process; labels are drawn anew, so that the choice is not that of one process."""
-    source, out = make_source("gated_deltanet", tmp_path / "source"), tmp_path / "out"
+    source, out = make_source(name, tmp_path / "source"), tmp_path / "out"
     words = [str(source), "--ratio", "0.5", "--calibration", str(make_text(tmp_path)), *FAST]
     done = launched(*words, "--method", "auto", "--no-evaluate", "--output-dir", str(out))
     assert done.returncode == 0, done.stderr
@@ -108,10 +111,25 @@ def test_fisher_and_auto_choose_once_for_all_processes(tmp_path: Path) -> None:
     report = report_of(out)
     assert report["verification"]["passed"]
     tried = {cut["method"]: cut for cut in report["selection"]["candidates"]}
-    assert tried.keys() == {"drrqr", "energy", "fisher"}
+    assert tried.keys() == {"drrqr", "energy", "fisher"} | further
     assert tried["fisher"]["passes"] > 8
     assert report["method"] == min(tried, key=lambda method: tried[method]["kl_after"])
     many = ["--calibration-samples", "1", "--sequence-length", "240", "--batch-size", "1"]
     few = launched(*words, *many, "--method", "fisher", "--no-refit", "--output-dir", str(tmp_path / "few"))
     assert few.returncode != 0
     assert "1 calibration sequences for 2 processes and needs one for each" in few.stderr
+
+
+@pytest.mark.slow
+def test_processes_leave_out_the_same_methods(tmp_path: Path) -> None:
+    """Where one has too little memory, the other would wait for it in the passes that it does not make."""
+    words = [str(make_source("m2", tmp_path / "source")), str(make_text(tmp_path)), str(tmp_path)]
+    done = launched(*words, module="tests.left_out_process")
+    assert done.returncode == 0, done.stderr
+    first, second = (json.loads((tmp_path / index).read_text(encoding="utf-8")) for index in "01")
+    assert first["methods"] == second["methods"] == ["drrqr", "energy", "ghost"]
+    reasons = [[note for note in each["notes"] if "was not tried" in note] for each in (first, second)]
+    for each in reasons:
+        assert each[0].startswith("the method fisher was not tried: Fisher selection needs about ")
+    assert reasons[0][1].startswith("the method gradient was not tried: the loss's gradient needs about ")
+    assert reasons[1][1] == "the method gradient was not tried: another process has too little memory for it."

@@ -67,8 +67,17 @@ def refusal(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ),
         ("revision: main", "revision: main belongs to a Hub model; name one, or leave it out"),
         ("calibration: {samples: 1}", "calibration.samples: 1 leaves none to choose the ridge of the refit by; give"),
-        ("recovery: {train: true, sequences: 8}", "recovery: sequences is 8 and must be at least the 16 of a step"),
-        ("recovery: {train: true, final_learning_rate: 0.1}", "recovery: final_learning_rate is 0.1 and must be at"),
+        ("recovery: {train: true, sequences: 8}", "recovery.sequences is 8 and must be at least the 16 of a step"),
+        ("recovery: {train: true, final_learning_rate: 0.1}", "recovery.final_learning_rate is 0.1 and must be at"),
+        (
+            "recovery: {train: true, batch_size: 4, micro_batch_size: 8}",
+            "recovery.micro_batch_size is 8 and must be at most the recovery.batch_size of 4; lower it.",
+        ),
+        (
+            "recovery: {train: true, kl_weight: 0}",
+            "recovery.kl_weight, recovery.cross_entropy_weight and recovery.matching_weight are all 0, and one must",
+        ),
+        ("recovery: {gradient_norm: .inf}", "recovery.gradient_norm: Input should be a finite number"),
         (
             "recovery: {train: true, evaluate_every: 5}\nexport: {evaluate: false}",
             "recovery.evaluate_every: 5 has nothing to measure with export.evaluate: false; leave one of the two out.",
@@ -119,6 +128,7 @@ def test_what_a_run_refuses_of_a_recipe_alone(
         "evaluation: {texts: [demo], windows: 4, windowing: sliding, stride: 511}",
         "recovery: {sequences: 8, evaluate_every: 5}\nexport: {evaluate: false}",
         "selection: {ratio: 0}\nrecovery: {train: true, sequences: 8}\ncalibration: {samples: 1}",
+        "recovery: {train: true, batch_size: 4, micro_batch_size: 4}",
         "runtime: {device_map: auto}\nexport: {verify: false}",
         "calibration: {low_memory: true}\nrecovery: {refit: false}\nexport: {evaluate: false, verify: false}",
     ],
@@ -194,6 +204,14 @@ def test_lengths_of_a_recipe_are_called_by_their_keys(tmp_path: Path, capsys: py
         ),
         ("recovery: {train: true, source: absent.txt}", 'the training source "absent.txt" does not exist'),
         ("calibration: {samples: 2, sequence_length: 8}", "raise calibration.samples, or give recovery.refit: false."),
+        (
+            "calibration: {samples: 2, sequence_length: 8}\nrecovery: {refit: false}",
+            "640 are needed; raise calibration.samples or calibration.sequence_length.",
+        ),
+        (
+            "selection: {ratio: 0.5, method: gradient}\ncalibration: {samples: 100000000, batch_size: 100000000}",
+            "GB free; lower calibration.batch_size or calibration.sequence_length, or choose a method without",
+        ),
         ("output_dir: ~nobody-there/x", "this machine knows no home folder of ~nobody-there; write the path out."),
     ],
 )

@@ -75,26 +75,26 @@ def pack_tokens(
     minimum_tokens: int = 1,
     other_samples: int = 0,
     held_out_source: TextSource | None = None,
+    remedy: str = "raise --calibration-samples or --sequence-length",
 ) -> PackedTokens:
     """Encode documents, join them with the end-of-sequence token and cut them into sequences.
 
-    The source is read in order up to a pool of `POOL_FACTOR * samples + held_out_samples` sequences.
-    The last `held_out_samples` sequences of the pool are held out; `samples` of those before them
-    are drawn with `seed` and kept in order. Where the source has fewer, calibration comes first: it is
-    used whole, down to the shorter sequence at its end, and what is left after `samples` sequences is held out.
-    With `held_out_source`, held-out sequences are the first ones of that source instead.
+    The source is read in order up to a pool of `POOL_FACTOR * samples + held_out_samples` sequences. The last
+    `held_out_samples` sequences of the pool are held out; `samples` of those before them are drawn with `seed` and
+    kept in order. Where the source has fewer, calibration comes first: it is used whole, down to the shorter sequence
+    at its end, and what is left after it is held out. With `held_out_source`, those of that source are instead.
 
-    Memory grows with the pool, not with the source. The same arguments give the same tokens.
-    `vocab_size` is the model's number of embeddings, `minimum_tokens` the fewest tokens that make sense, those
-    of `other_samples` sequences included that do not come from the source. `samples` may be 0 where there are such.
+    Memory grows with the pool, not with the source. The same arguments give the same tokens. `vocab_size` is the
+    model's number of embeddings, `minimum_tokens` the fewest that make sense, whose refusal names `remedy`; those of
+    `other_samples` sequences, which do not come from the source, count. `samples` may be 0 where there are such.
 
     Raises:
-        RequestError: fewer than `minimum_tokens` tokens, a source or tokenizer that gives none, a token
-            that the model has no embedding for, or a part of the source that cannot be read.
+        RequestError: fewer than `minimum_tokens` tokens, a source or tokenizer that gives none, a token that the model
+            has no embedding for, or a part of the source that cannot be read.
         RunError: a Hub data set broke off.
     """
     requested = samples * sequence_length
-    _refuse_small_request(samples + other_samples, sequence_length, minimum_tokens)
+    _refuse_small_request(samples + other_samples, sequence_length, minimum_tokens, remedy)
     encoder = DocumentEncoder(tokenizer, vocab_size)
     reserved = 0 if held_out_source else held_out_samples
     pool = _read(stream, encoder, (POOL_FACTOR * samples + reserved) * sequence_length)
@@ -120,9 +120,9 @@ def pack_tokens(
     )
 
 
-def _refuse_small_request(samples: int, sequence_length: int, minimum_tokens: int) -> None:
+def _refuse_small_request(samples: int, sequence_length: int, minimum_tokens: int, remedy: str) -> None:
     asked = f"{samples:,} calibration samples of {sequence_length:,} tokens are"
-    _refuse_few(samples * sequence_length, minimum_tokens, asked, "raise --calibration-samples or --sequence-length")
+    _refuse_few(samples * sequence_length, minimum_tokens, asked, remedy)
 
 
 def _refuse_few(tokens: int, minimum_tokens: int, what_has_them: str, remedy: str) -> None:

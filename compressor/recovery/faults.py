@@ -6,9 +6,8 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
-
 from compressor.errors import RunError
+from compressor.out_of_memory import is_out_of_memory
 from compressor.recovery.log import StepRecord
 
 DEAD_STEPS = 3
@@ -57,7 +56,9 @@ def explained_memory(step: int, sequences: int, length: int, recomputed: bool, k
     """
     try:
         yield
-    except torch.OutOfMemoryError as error:
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
         less = [f"micro_batch_size {max(1, sequences // 2)}"] if sequences > 1 else []
         less += [] if recomputed else ["gradient_checkpointing"]
         remedy = f"give {' or '.join(less)}" if less else "give a shorter sequence_length"

@@ -6,6 +6,7 @@ import math
 from dataclasses import asdict, dataclass
 
 from compressor.errors import RequestError
+from compressor.section import SettingsError
 
 _AT_LEAST = {
     "steps": 1,
@@ -23,12 +24,18 @@ _AT_LEAST = {
     "seed": 0,
 }
 _ABOVE_ZERO = ("learning_rate", "gradient_norm", "temperature")
+_AT_MOST = {"micro_batch_size": "batch_size", "final_learning_rate": "learning_rate"}
+_WEIGHTS = ("kl_weight", "cross_entropy_weight", "matching_weight")
 
 _NO_EFFECT_ON_THE_RESULT = frozenset(
     {"micro_batch_size", "checkpoint_every", "evaluate_every", "gradient_checkpointing", "tracker"}
 )
 
 Identity = dict[str, str | int | float]
+
+
+class TrainingSettingsError(SettingsError, RequestError):
+    """Settings that cannot be, which `told` can call by what the user knows them as."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +62,7 @@ class TrainingSettings:
         tracker: name of an experiment tracker of accelerate, None for none.
 
     Raises:
-        RequestError: a value is outside its limits, or all weights are 0.
+        TrainingSettingsError: a value is outside its limits, or all weights are 0.
     """
 
     steps: int
@@ -81,43 +88,56 @@ class TrainingSettings:
         values = asdict(self)
         for name, limit in _AT_LEAST.items():
             if not limit <= values[name] < math.inf:
-                raise RequestError(f"{name} is {values[name]} and must be at least {limit} and finite; change it.")
+                raise TrainingSettingsError(
+                    f"{{{name}}} is {values[name]} and must be at least {limit} and finite; change it.", name
+                )
         for name in _ABOVE_ZERO:
             if not 0 < values[name] < math.inf:
-                raise RequestError(f"{name} is {values[name]} and must be above 0 and finite; change it.")
+                raise TrainingSettingsError(
+                    f"{{{name}}} is {values[name]} and must be above 0 and finite; change it.", name
+                )
         if self.warmup_share > 1:
-            raise RequestError(f"warmup_share is {self.warmup_share} and must be at most 1; change it.")
-        if self.final_learning_rate > self.learning_rate:
-            raise RequestError(
-                f"final_learning_rate is {self.final_learning_rate} and must be at most the learning_rate of "
-                f"{self.learning_rate}; lower it."
+            raise TrainingSettingsError(
+                f"{{warmup_share}} is {self.warmup_share} and must be at most 1; change it.", "warmup_share"
             )
-        if self.kl_weight == self.cross_entropy_weight == self.matching_weight == 0:
-            raise RequestError(
-                "kl_weight, cross_entropy_weight and matching_weight are all 0, and one must be above, or nothing is "
-                "learnt; raise one."
+        for name, other in _AT_MOST.items():
+            if values[name] > values[other]:
+                raise TrainingSettingsError(
+                    f"{{{name}}} is {values[name]} and must be at most the {{{other}}} of {values[other]}; lower it.",
+                    name,
+                    other,
+                )
+        if all(values[name] == 0 for name in _WEIGHTS):
+            raise TrainingSettingsError(
+                "{kl_weight}, {cross_entropy_weight} and {matching_weight} are all 0, and one must be above, or "
+                "nothing is learnt; raise one.",
+                *_WEIGHTS,
             )
 
     def refuse_impossible(self, has_teacher: bool, processes: int) -> None:
         """Refuse what the settings cannot know by themselves.
 
         Raises:
-            RequestError: a batch does not divide into equal parts for the processes, or without a teacher its terms
-                have a weight, or are all there is.
+            TrainingSettingsError: a batch does not divide into equal parts for the processes, or without a teacher its
+                terms have a weight, or are all there is.
         """
         if self.batch_size % processes:
-            raise RequestError(
-                f"batch_size is {self.batch_size} and must be a multiple of the {processes} processes, which get the "
-                "same number of sequences each; change one of the two."
+            raise TrainingSettingsError(
+                f"{{batch_size}} is {self.batch_size} and must be a multiple of the {processes} processes, which get "
+                "the same number of sequences each; change one of the two.",
+                "batch_size",
             )
         if not has_teacher and self.cross_entropy_weight == 0:
-            raise RequestError(
-                "cross_entropy_weight is 0 and there is no teacher, so nothing is learnt; raise it or give a teacher."
+            raise TrainingSettingsError(
+                "{cross_entropy_weight} is 0 and there is no teacher, so nothing is learnt; raise it, or give a "
+                "teacher.",
+                "cross_entropy_weight",
             )
         if not has_teacher and self.matching_weight > 0:
-            raise RequestError(
-                f"matching_weight is {self.matching_weight} and there is no teacher to match; set it to 0 or give a "
-                "teacher."
+            raise TrainingSettingsError(
+                f"{{matching_weight}} is {self.matching_weight} and there is no teacher to match; set it to 0 or give "
+                "a teacher.",
+                "matching_weight",
             )
 
     def identity(self) -> Identity:

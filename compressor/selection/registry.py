@@ -21,7 +21,8 @@ class SelectorEntry:
 
     `needs` names what it reads of each channel beside the Gram matrices, so that what is dear is not collected for
     nothing. A method that `needs_model` runs it anew instead of choosing from statistics: `class_name` is then None,
-    and `module` what does so. `candidates` are the methods that a method tries, to take what diverges least.
+    and `module` what does so. `candidates` are the methods that a method tries, to take what diverges least, and
+    `unnormalized_candidates` those that it tries too where keys and queries are not normalised.
     """
 
     name: str
@@ -33,6 +34,7 @@ class SelectorEntry:
     needs: frozenset[Statistic] = frozenset()
     needs_model: bool = False
     candidates: tuple[str, ...] = ()
+    unnormalized_candidates: tuple[str, ...] = ()
 
 
 ENTRIES = (
@@ -110,9 +112,11 @@ ENTRIES = (
         module="compressor.choosing",
         class_name=None,
         paper="https://arxiv.org/abs/2602.04852",
-        description="drrqr, energy and fisher, each cut and refitted; what diverges least on held-out data stays",
+        description="drrqr, energy and fisher, on Mamba-2 ghost and gradient too, each cut and refitted; what diverges "
+        "least on held-out data stays",
         has_scoring=False,
         candidates=("drrqr", "energy", "fisher"),
+        unnormalized_candidates=("ghost", "gradient"),
     ),
 )
 
@@ -143,14 +147,13 @@ def selector_names() -> tuple[str, ...]:
     return tuple(name for name, entry in _INDEX.items() if entry.class_name is not None)
 
 
-def candidate_methods(name: str) -> tuple[str, ...]:
-    """What a method tries: itself, but for `auto`. Raises RequestError as `get_selector_entry`."""
-    return get_selector_entry(name).candidates or (name,)
+def candidate_methods(name: str, normalizes_keys: bool) -> tuple[str, ...]:
+    """What a method tries: itself, but for `auto`, which tries more in families that do not normalise keys and queries.
 
-
-def statistics_read(name: str) -> frozenset[Statistic]:
-    """What a method, or any that it tries, reads of each channel. Raises RequestError as `get_selector_entry`."""
-    return frozenset[Statistic]().union(*(get_selector_entry(each).needs for each in candidate_methods(name)))
+    Raises RequestError as `get_selector_entry`.
+    """
+    entry = get_selector_entry(name)
+    return (*entry.candidates, *(() if normalizes_keys else entry.unnormalized_candidates)) or (name,)
 
 
 def get_selector_entry(name: str) -> SelectorEntry:

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from compressor.errors import RequestError
+from compressor.naming import Naming
 from compressor.recovery.losses import LOGITS_PER_CHUNK
 
 TOKENS_PER_CHUNK = 64
@@ -63,17 +64,17 @@ class BackwardPass:
         )
 
 
-def refuse_beyond(need: BackwardPass, available: int, device: torch.device, method: str) -> None:
-    """Refuse passes that would end for want of memory.
+def refuse_beyond(need: BackwardPass, available: int, device: torch.device, name: Naming) -> None:
+    """Refuse passes that would end for want of memory. Messages call a setting `name(setting)`.
 
     Raises:
         RequestError: `need` is more than the `available` bytes of `device`.
     """
     if need.bytes > available:
         raise RequestError(
-            f"--method {method}: a backward pass over {need.tokens:,} tokens needs about {need.bytes / 1e9:,.1f} GB "
-            f"and {device} has {available / 1e9:,.1f} GB free; lower --batch-size or --sequence-length, or choose a "
-            "method without backward passes, such as drrqr."
+            f"the loss's gradient needs about {need.bytes / 1e9:,.1f} GB for a backward pass over {need.tokens:,} "
+            f"tokens and {device} has {available / 1e9:,.1f} GB free; lower {name('calibration.batch_size')} or "
+            f"{name('calibration.sequence_length')}, or choose a method without backward passes, such as drrqr."
         )
 
 

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from compressor.speed.failures import MEASURING_ERRORS, is_out_of_memory, reason
+from compressor.out_of_memory import is_out_of_memory
+from compressor.speed.failures import MEASURING_ERRORS, reason
 from compressor.speed.states import FixedState, fixed_state, next_logits, read_prompt, state_bytes
 from compressor.speed.timing import Schedule, Work
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 
-import torch
+from compressor.out_of_memory import is_out_of_memory
 
 MEASURING_ERRORS: tuple[type[Exception], ...] = (
     ArithmeticError,
@@ -32,7 +32,3 @@ def reason(error: Exception) -> str:
         return "out of memory"
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}"[:300]
-
-
-def is_out_of_memory(error: Exception) -> bool:
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)

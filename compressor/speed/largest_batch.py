@@ -9,8 +9,9 @@ import torch
 from transformers import PreTrainedModel, StaticCache
 
 from compressor.architectures.layer_kinds import lists_softmax_layers
+from compressor.out_of_memory import is_out_of_memory
 from compressor.speed.decoding import draw_tokens
-from compressor.speed.failures import MEASURING_ERRORS, is_out_of_memory
+from compressor.speed.failures import MEASURING_ERRORS
 from compressor.speed.memory import release
 from compressor.speed.states import next_logits, read_prompt, state_bytes
 from compressor.speed.timing import Schedule, Work, time_interleaved

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from compressor.architectures.base import Mixer
+from compressor.out_of_memory import is_out_of_memory
 from compressor.speed.decoding import draw_tokens
-from compressor.speed.failures import MEASURING_ERRORS, is_out_of_memory, reason
+from compressor.speed.failures import MEASURING_ERRORS, reason
 from compressor.speed.states import next_logits
 from compressor.speed.timing import Work
 

@@ -19,6 +19,7 @@ from compressor.architectures.mamba2 import FlaMamba2, Mamba2
 from compressor.architectures.registry import architecture_of
 from compressor.cli import main
 from compressor.errors import RequestError
+from compressor.naming import key_of
 from compressor.preparation import open_model, open_source, plan_cut
 from compressor.recipe import Recipe
 from compressor.recovery.student import StudentSettings, check_student_settings
@@ -120,6 +121,8 @@ def test_a_scaled_epsilon_is_refused_before_calibration(name: str, tmp_path: Pat
     recipe = Recipe.from_settings({"model": str(tmp_path), "selection": {"target_dim": 8, "norm_epsilon": "scaled"}})
     with pytest.raises(RequestError, match=r"has no such scale: use --norm-epsilon keep, which is exact"):
         plan_cut(source, recipe, 8)
+    with pytest.raises(RequestError, match=r"^selection.norm_epsilon: scaled undoes .* selection.norm_epsilon: keep, "):
+        plan_cut(source, recipe, 8, key_of)
 
 
 @pytest.mark.parametrize("name", ["m2", "m2_fla"])

@@ -89,6 +89,22 @@ CASES: list[tuple[str, list[str], str]] = [
         (name, [*words, "--ratios", "0.99"], "a ratio of 0.99 leaves none of the 16 key channels of tiny")
         for name, words in (("pca", FOLDERS), ("selectors", FOLDERS), ("probe_selectors", PROBE), ("fisher", FISHER))
     ),
+    *(
+        (name, ["--ratios", "0.5", "0.75", "0.50"], "--ratios: 0.5 is named twice; leave one out.")
+        for name in ("allocation", "pca", "selectors", "probe_selectors", "fisher", "selector_table")
+    ),
+    *(
+        (name, ["--methods", "drrqr", "energy", "drrqr"], "--methods: drrqr is named twice; leave one out.")
+        for name in ("pca", "selectors", "probe_selectors", "calibration_robustness")
+    ),
+    ("selectors", ["--only", "tiny", "tiny"], "--only: tiny is named twice"),
+    ("selectors", ["--scorings", "qk", "k", "qk"], "--scorings: qk is named twice"),
+    ("selectors", ["--norm-epsilon", "keep", "keep"], "--norm-epsilon: keep is named twice"),
+    ("fisher", ["--models", "models/tiny", "models/tiny/"], "--models: models/tiny is named twice"),
+    ("recovery", ["--variants", "cut", "cut"], "--variants: cut is named twice"),
+    ("speed", ["--key-widths", "64", "64"], "--key-widths: 64 is named twice"),
+    ("state_tracking", ["--depth", "1", "1"], "--depth: 1 is named twice"),
+    ("calibration_robustness", ["--seeds", "0", "0"], "--seeds: 0 is named twice"),
     ("allocation", ["--models", "models", "--text", "texts", "--step", "16"], "--step 16 has no multiple below"),
     ("calibration_robustness", [*FOLDERS, "--sources", "demo"], '--sources "demo" is no NAME=TEXT'),
     ("calibration_robustness", [*FOLDERS, "--sources", "a=absent.txt"], 'source "absent.txt" does not exist'),

@@ -172,4 +172,5 @@ def test_sums_on_a_gpu(dtype: torch.dtype) -> None:
     for name in ("gram", "cross", "error", "energy"):
         one, other = vars(expected)[name], vars(found)[name].cpu()
         assert other.dtype == torch.float64
-        assert float((one - other).norm() / one.norm()) < 1e-6
+        # Below the square root of a block's 512 terms times float32's half unit, 6e-8, and ten times that for its tail.
+        assert float((one - other).norm() / one.norm()) < 1e-5

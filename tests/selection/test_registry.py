@@ -18,7 +18,6 @@ from compressor.selection.registry import (
     index_entries,
     method_names,
     selector_names,
-    statistics_read,
 )
 from compressor.selection.request import Scoring
 
@@ -36,11 +35,16 @@ def test_every_entry_names_a_selector_and_its_paper() -> None:
         assert entry.description
 
 
-def test_auto_reads_what_its_candidates_read() -> None:
-    assert candidate_methods("fisher") == ("fisher",)
-    assert candidate_methods("auto") == ("drrqr", "energy", "fisher")
-    assert statistics_read("auto") == {"energy"}
-    assert statistics_read("fisher") == frozenset()
+def test_auto_tries_more_where_keys_are_not_normalised() -> None:
+    for normalizes_keys in (True, False):
+        assert candidate_methods("fisher", normalizes_keys) == ("fisher",)
+    assert candidate_methods("auto", normalizes_keys=True) == ("drrqr", "energy", "fisher")
+    assert candidate_methods("auto", normalizes_keys=False) == ("drrqr", "energy", "fisher", "ghost", "gradient")
+
+
+def test_what_a_method_tries_tries_nothing_itself() -> None:
+    for name in candidate_methods("auto", normalizes_keys=False):
+        assert candidate_methods(name, normalizes_keys=False) == (name,)
 
 
 @pytest.mark.parametrize("name", ["fisher", "auto"])

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from compressor.errors import RequestError
+from compressor.naming import key_of, option_of
 from compressor.sensitivity.memory import BackwardPass, available_bytes, refuse_beyond
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,13 +40,15 @@ def test_estimate_by_hand() -> None:
 def test_refusal_tells_need_limit_and_remedy() -> None:
     cpu = torch.device("cpu")
     need = replace(NEED, tokens=10**6)
-    refuse_beyond(need, need.bytes, cpu, "gradient")
+    refuse_beyond(need, need.bytes, cpu, option_of)
     with pytest.raises(RequestError) as caught:
-        refuse_beyond(need, 10**9, cpu, "gradient")
+        refuse_beyond(need, 10**9, cpu, option_of)
     assert str(caught.value) == (
-        "--method gradient: a backward pass over 1,000,000 tokens needs about 2.6 GB and cpu has 1.0 GB free; lower "
-        "--batch-size or --sequence-length, or choose a method without backward passes, such as drrqr."
+        "the loss's gradient needs about 2.6 GB for a backward pass over 1,000,000 tokens and cpu has 1.0 GB free; "
+        "lower --batch-size or --sequence-length, or choose a method without backward passes, such as drrqr."
     )
+    with pytest.raises(RequestError, match=r"lower calibration\.batch_size or calibration\.sequence_length, or choose"):
+        refuse_beyond(need, 10**9, cpu, key_of)
 
 
 def test_available_memory_is_that_of_the_machine() -> None:

@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from compressor.out_of_memory import is_out_of_memory
 from compressor.speed.cells import Cell, Recorder, described
-from compressor.speed.failures import is_out_of_memory, reason
+from compressor.speed.failures import reason
 from compressor.speed.kernels import Kernel, top_kernels
 from compressor.speed.largest_batch import bisect_batch
 from compressor.speed.memory import module_bytes, peak_memory, with_parameters
