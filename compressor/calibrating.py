@@ -6,6 +6,7 @@ import hashlib
 import json
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from transformers import PreTrainedModel
 
@@ -48,7 +49,8 @@ def refuse_statistics_files(plan: RunPlan, options: RunOptions, needs: frozenset
             "leave one of them out."
         )
     if options.save_statistics is not None:
-        refuse_place(options.save_statistics, plan.output.path, options.overwrite)
+        folder, text = plan.source.folder, Path(plan.recipe.calibration.source)
+        refuse_place(options.save_statistics, plan.output.path, folder, text, options.overwrite)
     if options.statistics is not None:
         refuse_other_statistics(options.statistics, _identity(plan), needs)
 

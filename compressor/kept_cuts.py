@@ -70,7 +70,8 @@ class KeptCuts:
         """Refuse to begin where an earlier sweep left finished cuts, before anything is loaded.
 
         Raises:
-            RequestError: there are some, and `resume` is false or they were made with other settings.
+            RequestError: there are some, and `resume` is false, they were made with other settings, or this sweep does
+                not make them and would leave them to be removed with what it went on with.
         """
         left = sorted(self.folder.glob("*.json"))
         if left and not resume:
@@ -78,6 +79,12 @@ class KeptCuts:
                 f"{left[0]} is a finished cut of an earlier sweep; give --resume to go on with it, or remove "
                 f"{self.folder} to begin anew."
             )
+        for file in left:
+            if file.stem not in self.settings and _read(file) is not None:
+                raise RequestError(
+                    f"{file} is a finished cut which this sweep does not make; give its ratio and method too, or "
+                    f"remove {self.folder} to begin anew."
+                )
         for file in self._present():
             entry = _read(file)
             if entry is not None and entry.settings != self.settings[file.stem]:

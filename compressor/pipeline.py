@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from contextlib import ExitStack
 
 from rich.console import Console
@@ -19,7 +18,7 @@ from compressor.progress import StageReporter
 from compressor.recipe import Recipe
 from compressor.report import Report
 from compressor.session import needed_by, open_session
-from compressor.shared_output import held
+from compressor.shared_output import held, remove_resume_folder
 from compressor.training_settings import refuse_processes
 
 
@@ -56,7 +55,7 @@ def compress(recipe: Recipe, options: RunOptions | None = None, console: Console
                 plan.training.refuse_checkpoints(plan.training_folder, options.resume)
             report = _run_locked(plan, options, processes, reporter)
             if processes.is_main:
-                shutil.rmtree(plan.resume_folder, ignore_errors=True)
+                remove_resume_folder(plan.output)
         processes.wait_for_all()
     return report
 

@@ -46,7 +46,7 @@ from compressor.recover_checks import (
 from compressor.recovery_report import training_report
 from compressor.report import EvaluationReport, RecoveryReport, Report, VerificationReport
 from compressor.reporting import CardPlace, card_facts, load_line
-from compressor.shared_output import held, resume_folder_of
+from compressor.shared_output import held, remove_resume_folder, resume_folder_of
 from compressor.training_settings import refuse_idle_settings, refuse_processes, training_settings
 from compressor.verification.run import verify_folder
 
@@ -147,7 +147,7 @@ def recover(request: RecoverRequest, console: Console | None = None) -> Report:
             plan.training.refuse_checkpoints(plan.training_folder, request.options.resume)
             report = _run(plan, request, processes, reporter)
             if processes.is_main:
-                shutil.rmtree(resume_folder_of(plan.output), ignore_errors=True)
+                remove_resume_folder(plan.output)
         processes.wait_for_all()
     return report
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from compressor.data_parallel import Processes
@@ -11,10 +13,26 @@ from compressor.export.folder import OutputFolder
 from compressor.export.interrupts import termination_raises
 from compressor.interruption import explained_interrupts
 
+_OURS = re.compile(r"lock|training|activations|weights|cuts|calibration(-\d+-of-\d+)?\.(safetensors|partial)")
+
 
 def resume_folder_of(output: OutputFolder) -> Path:
     """Beside the output: its lock, and what --resume goes on with."""
     return output.path.with_name(f"{output.path.name}.resume")
+
+
+def remove_resume_folder(output: OutputFolder) -> None:
+    """Remove what runs left there, and the folder where nothing else stands in it: a user's own file is not ours."""
+    folder = resume_folder_of(output)
+    with suppress(OSError):
+        for entry in list(folder.iterdir()):
+            if not _OURS.fullmatch(entry.name):
+                continue
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry, ignore_errors=True)
+            else:
+                entry.unlink(missing_ok=True)
+        folder.rmdir()
 
 
 @contextmanager

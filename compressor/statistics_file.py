@@ -59,14 +59,20 @@ def model_sha256(weights_sha256: str, raw_config: Mapping[str, object]) -> str:
     return hashlib.sha256(f"{weights_sha256}\n{json.dumps(raw_config, sort_keys=True)}".encode()).hexdigest()
 
 
-def refuse_place(path: Path, output: Path, overwrite: bool) -> None:
-    """Refuse, before any work, a file to save to that would not be there at the end.
+def refuse_place(path: Path, output: Path, model: Path, text: Path, overwrite: bool) -> None:
+    """Refuse, before any work, a file to save to that would not be there at the end, or that is not ours to replace.
 
     Raises:
-        RequestError: there is no such folder, the file exists and not `overwrite` or is none, or it lies in the
-            folder `output`.
+        RequestError: there is no such folder; the file exists and not `overwrite`, or holds no statistics; it lies in
+            the folders `output` or `model`, or is the `text` of the calibration.
     """
     real, folder = Path(os.path.realpath(expanded(path))), Path(os.path.realpath(output))
+    if Path(os.path.realpath(model)) in real.parents:
+        raise RequestError(
+            f"--save-statistics {path} lies in the model's folder, whose files this run reads; name a file elsewhere."
+        )
+    if real == Path(os.path.realpath(expanded(text))):
+        raise RequestError(f"--save-statistics {path} is the text of the calibration; name another file.")
     if real == folder or folder in real.parents:
         raise RequestError(
             f"--save-statistics {path} lies in the output folder, beside whose weights no other may stand; name a file "
@@ -82,6 +88,11 @@ def refuse_place(path: Path, output: Path, overwrite: bool) -> None:
         raise RequestError(f"--save-statistics {path}: {real.parent} cannot be written to; name another folder.")
     if real.exists() and not overwrite:
         raise RequestError(f"--save-statistics {path} exists; give --overwrite to replace it, or name another file.")
+    if real.exists() and not _is_ours(real):
+        raise RequestError(
+            f"--save-statistics {path} exists and holds no statistics, and --overwrite replaces only those; name "
+            "another file."
+        )
 
 
 def save_statistics(path: Path, identity: StatisticsIdentity, statistics: CalibrationStatistics) -> None:
@@ -173,6 +184,14 @@ def _read_header(path: Path) -> tuple[dict[str, str], list[str]]:
     if metadata.get("schema") != STATISTICS_SCHEMA:
         raise _unreadable(path, f"schema {metadata.get('schema')} instead of {STATISTICS_SCHEMA}")
     return metadata, names
+
+
+def _is_ours(path: Path) -> bool:
+    try:
+        with safe_open(path, framework="pt") as file:
+            return "tokens_sha256" in (file.metadata() or {})
+    except (SafetensorError, OSError):
+        return False
 
 
 def _unreadable(path: Path, reason: str) -> RequestError:

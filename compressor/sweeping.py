@@ -29,7 +29,7 @@ from compressor.progress import StageReporter
 from compressor.recipe import Recipe
 from compressor.refitting import Policies
 from compressor.session import Session, needed_by, open_session
-from compressor.shared_output import held, staged_by_main
+from compressor.shared_output import held, remove_resume_folder, staged_by_main
 from compressor.sweep_recipes import sweep_recipes
 from compressor.sweep_results import FIGURE_FILE, RESULT_FILE, Sweep, SweepRecord, collect_sweep, draw_sweep, record_cut
 from compressor.width import kept_width
@@ -133,7 +133,7 @@ def sweep(request: SweepRequest, console: Console | None = None) -> Sweep:
             processes.from_main(lambda: plan.kept.refuse_others(request.options.resume))
             result = _run(plan, request, processes, reporter)
             if processes.is_main:
-                shutil.rmtree(plan.base.resume_folder, ignore_errors=True)
+                remove_resume_folder(plan.base.output)
         processes.wait_for_all()
     return result
 

@@ -97,6 +97,9 @@ def test_a_signal_in_the_third_cut(
     shown_again = capsys.readouterr()
     assert "drrqr-12.json is of another sweep (its model, data or settings differ)" in shown_again.err
     assert "calibrating" not in shown_again.out
+    assert main([*words, "--resume", "--methods", "energy"]) == 2
+    assert "is a finished cut which this sweep does not make; give its ratio and method too" in capsys.readouterr().err
+    assert kept(output) == {"drrqr-12.json", "drrqr-8.json"} | folders
     assert main([*words, "--resume"]) == 0
     out = capsys.readouterr().out
     assert [line for line in out.splitlines() if ": cut " in line] == [
