@@ -56,7 +56,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Original:
-    """The loaded original, the calibration sequences and what was summed over them."""
+    """The loaded original, sequences of its calibration to run it on, and what was summed over all of them."""
 
     model: PreTrainedModel
     sequences: tuple[Tensor, ...]
@@ -92,7 +92,7 @@ def choose_channels(
     chosen: tuple[Selection, list[LayerReport]] | None = None
     if get_selector_entry(asked.method).needs_model:
         found = _by_fisher(plan, asked.policies[0], original, processes, reporter)
-        passes = found.passes
+        passes = found.passes * _tokens(original.sequences) / original.statistics.tokens
         if processes.is_main:
             heads = stacked_heads(plan.source, original.statistics)
             chosen = selection_of(plan.source, found.choice(heads.gram("qk")))
@@ -111,6 +111,10 @@ class _Sum:
     value: Tensor
 
 
+def _tokens(sequences: Sequence[Tensor]) -> int:
+    return sum(len(sequence) for sequence in sequences)
+
+
 def _by_fisher(
     plan: RunPlan, policy: NormEpsilon, original: Original, processes: Processes, reporter: StageReporter
 ) -> FisherSelection:
@@ -118,13 +122,13 @@ def _by_fisher(
     sequences, keep = original.sequences, plan.cut.keep
     if len(sequences) < processes.count:
         raise RequestError(
-            f"the method fisher has {len(sequences)} calibration sequences for {processes.count} processes and needs "
-            f"one for each; raise {plan.name('calibration.samples')}, or launch fewer processes."
+            f"the method fisher has {len(sequences)} calibration sequences to choose on for {processes.count} "
+            f"processes and needs one for each; raise {plan.name('calibration.samples')}, or launch fewer processes."
         )
     on_cpu = plan.device.type == "cpu"
     size = min(plan.recipe.calibration.batch_size, len(sequences) // processes.count)
     size = min(size, STAGE_BATCH_ON_CPU) if on_cpu else size
-    share = min(1.0, STAGE_TOKENS_ON_CPU / original.statistics.tokens) if on_cpu else 1.0
+    share = min(1.0, STAGE_TOKENS_ON_CPU / _tokens(sequences)) if on_cpu else 1.0
     settings = FisherSettings(stage_share=share)
     own = [batch.input_ids for batch in processes.share(list(batches(sequences, size)))]
     tokens = sum(batch.numel() for batch in own)

@@ -68,7 +68,8 @@ def write_cut(
 ) -> WrittenCut:
     """Write the checkpoint into the empty `folder`; the main process does, and all refit it together.
 
-    Where there are several choices, each is written and refitted in its turn, and the least divergence stays.
+    Where there are several choices, each is written and refitted in its turn, and the least divergence stays; those
+    that run the model do not see the sequences that are held out to compare them.
 
     Raises:
         RequestError: too few tokens to refit.
@@ -76,13 +77,16 @@ def write_cut(
     """
     asked = tries(plan, policies.allowed)
     whole = plan.cut.keep == plan.cut.key_dim.before
-    judged = not whole and (plan.recipe.recovery.refit or len(asked) > 1 or len(policies.allowed) > 1)
     divided = divide_tokens(original.sequences, plan.recipe.calibration.retrieval_share or 0.0)
+    compared = len(asked) > 1 or len(policies.allowed) > 1
+    # A choice made on the sequences that judge it would be judged too well.
+    seen = replace(original, sequences=divided.fit) if compared else original
+    judged = not whole and (plan.recipe.recovery.refit or compared)
     figures: list[CandidateReport] = []
     best = last = None
     passes = seconds = 0.0
     for each in asked:
-        choice = choose_channels(plan, each, original, processes, reporter)
+        choice = choose_channels(plan, each, seen, processes, reporter)
         passes, seconds = passes + choice.passes, seconds + choice.seconds
         _write(plan, choice, folder, reporter)
         recovered = (

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from compressor.adapter_output import plan_adapter
@@ -86,6 +88,12 @@ class RunPlan:
         named = candidate_methods(self.recipe.selection.method, self.source.architecture.normalizes_keys)
         tried = tuple(method for method in named if method not in self.left_out)
         return tried[:1] if self.cut.keep == self.cut.key_dim.before else tried
+
+    @property
+    def compares(self) -> bool:
+        """Whether several cuts may be made, of which what diverges least is written."""
+        both = self.recipe.selection.norm_epsilon == "auto" and self.source.architecture.scales_by_width
+        return self.cut.keep < self.cut.key_dim.before and (both or len(self.methods) > 1)
 
     @property
     def resume_folder(self) -> Path:
@@ -207,7 +215,8 @@ def pack_plan_tokens(plan: RunPlan) -> PackedTokens:
     """The calibration and held-out tokens of a plan: text, and retrieval prompts for the recipe's share of the samples.
 
     Raises:
-        RequestError: the source has too few tokens, or none that the model knows.
+        RequestError: the source has too few tokens, or none that the model knows; or one sequence, where some are held
+            out to judge by.
     """
     request, seed = plan.recipe.calibration, plan.recipe.runtime.seed
     vocab_size = plan.source.config.get_text_config(decoder=True).vocab_size
@@ -224,12 +233,30 @@ def pack_plan_tokens(plan: RunPlan) -> PackedTokens:
         held_out_source=held_out_source(_text_source(request)),
         remedy=f"raise {plan.name('calibration.samples')} or {plan.name('calibration.sequence_length')}",
     )
-    if not request.retrieval_samples:
-        return text
-    retrieval = retrieval_sequences(
-        plan.tokenizer, vocab_size, request.retrieval_samples, request.sequence_length, seed
+    packed = text
+    if request.retrieval_samples:
+        retrieval = retrieval_sequences(
+            plan.tokenizer, vocab_size, request.retrieval_samples, request.sequence_length, seed
+        )
+        packed = with_retrieval(text, retrieval)
+    _refuse_nothing_to_judge_by(plan, packed.calibration)
+    return packed
+
+
+def _refuse_nothing_to_judge_by(plan: RunPlan, sequences: Sequence[Tensor]) -> None:
+    """A text may give fewer sequences than it was asked for."""
+    if (
+        len(sequences) > 1
+        or not (plan.recipe.recovery.refit or plan.compares)
+        or plan.cut.keep == plan.cut.key_dim.before
+    ):
+        return
+    instead = "" if plan.compares else f", or give {plan.name('recovery.refit', False)}"
+    raise RequestError(
+        f"the calibration source {plan.recipe.calibration.source} has 1 sequence of "
+        f"{plan.name('calibration.sequence_length', plan.recipe.calibration.sequence_length)} and cuts are judged by "
+        f"another; use a longer text or a shorter sequence{instead}."
     )
-    return with_retrieval(text, retrieval)
 
 
 def _refuse_too_little_to_refit(request: CalibrationSection, source: Source, name: Naming) -> None:

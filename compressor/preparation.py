@@ -12,6 +12,7 @@ import torch
 from transformers import PretrainedConfig
 
 from compressor.architectures.base import Architecture, Mixer
+from compressor.architectures.config_fields import refuse_fields, refuse_impossible_config
 from compressor.architectures.engines import engine_warnings
 from compressor.architectures.family import family_of
 from compressor.architectures.registry import architecture_of
@@ -92,9 +93,11 @@ def open_model(model: str | None, revision: str | None) -> ConfiguredModel:
     refuse_revision_without_model(model, revision, option_of)
     folder = _demo_folder() if model is None else resolve_model(model, revision)
     raw_config = open_config(folder)
+    refuse_impossible_config(raw_config)
     architecture = architecture_of(raw_config)
     with refused_by_stock_classes(folder.path):
         config = architecture.load_config(folder.path)
+        refuse_fields(config, architecture.field_rules(config))
         mixers = architecture.mixers(config, ())
         norm_epsilon = architecture.norm_epsilon(config)
     if not 0 <= norm_epsilon < 1:
@@ -133,7 +136,7 @@ def open_source(configured: ConfiguredModel) -> Source:
 
 
 def _refuse_absent_layers(architecture: Architecture, mixers: tuple[Mixer, ...], checkpoint: Checkpoint) -> None:
-    """Before the stock model is built: a config may speak of a million layers."""
+    """Before the stock model is built: a config may speak of many thousands of layers."""
     for mixer in mixers:
         if not present_maps(architecture, mixer, checkpoint.index.entries):
             raise RequestError(

@@ -11,6 +11,7 @@ from compressor.export.folder import OutputFolder
 from compressor.home_folders import expanded
 from compressor.naming import Naming, key_of, keys_in
 from compressor.recipe import Recipe
+from compressor.selection.registry import get_selector_entry
 from compressor.training_settings import refuse_idle_settings, training_settings
 from compressor.whole_models import whole_model_problems
 
@@ -22,7 +23,8 @@ def refuse_impossible(recipe: Recipe, name: Naming = key_of, further: Sequence[s
         RequestError: lists every part of the recipe that cannot be carried out by any machine.
     """
     problems = [*further, *whole_model_problems(recipe, name)]
-    for refuse in (_refuse_revision, _refuse_refit, _refuse_training, _refuse_adapter, _refuse_evaluation):
+    refusals = (_refuse_revision, _refuse_refit, _refuse_comparison, _refuse_training, _refuse_adapter)
+    for refuse in (*refusals, _refuse_evaluation):
         problems += _problem(refuse, recipe, name)
     if problems:
         raise RequestError("\n".join(f"{origin}{problem}" for problem in problems))
@@ -59,6 +61,19 @@ def _refuse_refit(recipe: Recipe, name: Naming) -> None:
         raise RequestError(
             f"{name('calibration.samples', 1)} leaves none to choose the ridge of the refit by; give at least 2, or "
             f"{name('recovery.refit', False)}."
+        )
+
+
+def _refuse_comparison(recipe: Recipe, name: Naming) -> None:
+    selection = recipe.selection
+    compared = "norm_epsilon" if selection.norm_epsilon == "auto" else "method"
+    several = selection.norm_epsilon == "auto" or get_selector_entry(selection.method).candidates
+    # With a refit, that is what wants more samples.
+    if several and not recipe.recovery.refit and _cuts(recipe) and recipe.calibration.samples == 1:
+        asked = name(f"selection.{compared}", selection.model_dump()[compared])
+        raise RequestError(
+            f"{asked} compares several cuts and {name('calibration.samples', 1)} leaves none to compare them on; give "
+            f"at least 2, or choose one {'norm epsilon' if compared == 'norm_epsilon' else 'method'}."
         )
 
 

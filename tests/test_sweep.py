@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -17,7 +16,7 @@ from compressor.cli import main
 from compressor.errors import RequestError
 from compressor.sweep_recipes import sweep_recipes
 from compressor.width import width_within
-from tests.test_pipeline import FAST, compress, hashes, make_source, make_text
+from tests.test_pipeline import FAST, compress, make_source, make_text
 from tests.test_refusals import refused
 from tests.tiny_models import read_weights, save_tiny, save_tiny_tokenizer, write_weights
 
@@ -114,57 +113,6 @@ def test_files_that_hold_no_statistics(
         file.write_bytes(content)
     words = ["--statistics", str(file), "--output-dir", str(tmp_path / "out"), "--ratio", "0.5", *FAST]
     refused(capsys, [str(source), "--calibration", str(saved.parent / "text.txt"), *words], fragment)
-
-
-@pytest.mark.parametrize(
-    ("place", "fragment"),
-    [
-        ("out/statistics.safetensors", "lies in the output folder"),
-        ("nowhere/statistics.safetensors", "there is no folder"),
-        (".", "is a folder; name a file"),
-        ("notes.txt", "exists; give --overwrite"),
-        ("text.txt", "is the text of the calibration; name another file."),
-        ("pipe", "is a device or a pipe, not a file; name a file."),
-    ],
-)
-def test_places_for_statistics_that_are_refused(
-    place: str, fragment: str, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "notes.txt").write_text("mine")
-    overwrite = ["--overwrite"] * (place == "pipe")
-    words = ["--save-statistics", str(tmp_path / place), *overwrite, *QUICK]
-    assert compress(source, tmp_path / "out", make_text(tmp_path), *words) == 2
-    assert fragment in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
-
-
-def test_no_file_but_statistics_is_replaced(
-    saved: Path, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    text, model = make_text(tmp_path), tmp_path / "model"
-    model.symlink_to(source)
-    weights, notes = hashes(source), tmp_path / "notes.txt"
-    notes.write_text("mine")
-    for place in (source / "model.safetensors", model / "model.safetensors", source / "new.safetensors"):
-        words = ["--save-statistics", str(place), "--overwrite", *QUICK]
-        assert compress(source, tmp_path / "out", text, *words) == 2
-        assert "lies in the model's folder" in capsys.readouterr().err
-    assert compress(source, tmp_path / "out", text, "--save-statistics", str(notes), "--overwrite", *QUICK) == 2
-    assert "holds no statistics, and --overwrite replaces only those" in capsys.readouterr().err
-    assert (hashes(source), notes.read_text()) == (weights, "mine")
-    earlier = tmp_path / "earlier.safetensors"
-    earlier.write_bytes(saved.read_bytes())
-    assert compress(source, tmp_path / "out", text, "--save-statistics", str(earlier), "--overwrite", *QUICK) == 0
-
-
-def test_a_folder_of_the_users_beside_the_output_is_left(source: Path, tmp_path: Path) -> None:
-    mine = tmp_path / "out.resume"
-    mine.mkdir()
-    (mine / "calibration-notes.txt").write_text("mine")
-    saved = mine / "statistics.safetensors"
-    assert compress(source, tmp_path / "out", make_text(tmp_path), "--save-statistics", str(saved), *QUICK) == 0
-    assert {path.name for path in mine.iterdir()} == {"calibration-notes.txt", "statistics.safetensors"}
 
 
 def test_sweep_makes_every_checkpoint_that_single_runs_make(

@@ -20,9 +20,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
+from compressor.architectures.config_fields import FieldRule
 from compressor.errors import RequestError
 
 Stream = Literal["query", "key"]
+_MAX_CHANNELS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,17 @@ class Mixer:
                 raise RequestError(
                     f"config.json gives layer {self.layer} {name} = {value!r}; it must be a whole number of at least 1."
                 )
+        widest = max(
+            self.keys_per_token * self.num_k_heads * self.head_k_dim,
+            self.num_v_heads * max(self.head_k_dim, self.head_v_dim),
+        )
+        if widest > _MAX_CHANNELS:
+            raise RequestError(
+                f"config.json gives layer {self.layer} {widest} channels of all its heads (num_k_heads = "
+                f"{self.num_k_heads}, num_v_heads = {self.num_v_heads}, head_k_dim = {self.head_k_dim}, head_v_dim = "
+                f"{self.head_v_dim}, keys_per_token = {self.keys_per_token}), more than {_MAX_CHANNELS}; use "
+                "the config.json that belongs to these weights."
+            )
         if self.num_v_heads % self.num_k_heads:
             raise RequestError(
                 f"config.json gives layer {self.layer} {self.num_v_heads} value heads for {self.num_k_heads} key "
@@ -169,6 +182,10 @@ class Architecture(ABC):
     @abstractmethod
     def channel_maps(self, mixer: Mixer) -> tuple[ChannelMap, ...]:
         """Every tensor of the mixer that may carry key/query channels; absent ones are skipped."""
+
+    def field_rules(self, config: PretrainedConfig) -> tuple[FieldRule, ...]:
+        """What the decoder's config must hold, beside the sizes of a mixer, for its layers to run."""
+        return ()
 
     @abstractmethod
     def refuse_unsupported(self, config: PretrainedConfig, tensor_names: Sequence[str]) -> None:

@@ -11,12 +11,13 @@ from torch import nn
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from compressor.architectures.base import Architecture, ChannelMap, Mixer, RecoveryTargets, Stream, head_major_rows
+from compressor.architectures.config_fields import Count, FieldRule
 from compressor.architectures.trainable import recovery_targets, tensor_name
 from compressor.errors import RequestError
 from compressor.reference.backend import enable_for_fla, import_fla
 
 _MAX_HEAD_K_DIM = 256
-_MAX_LAYERS = 100_000
+_MAX_POSITIONS = 100_000_000
 _NORM_NAMES = frozenset({"attn_norm", "mlp_norm", "attn_res_norm", "mlp_res_norm", "res_norm", "norm"})
 _PROJECTIONS = frozenset({"q_proj", "k_proj", "v_proj", "a_proj", "b_proj", "g_proj", "o_proj"})
 _PER_HEAD = frozenset({"a_proj", "b_proj"})
@@ -58,6 +59,10 @@ class FlaArchitecture(Architecture):
             )
         )
 
+    def field_rules(self, config: PretrainedConfig) -> tuple[FieldRule, ...]:
+        """Softmax layers of a hybrid make rotary angles for all positions."""
+        return (Count("max_position_embeddings", most=_MAX_POSITIONS, optional=True),)
+
     def refuse_unsupported(self, config: PretrainedConfig, tensor_names: Sequence[str]) -> None:
         """Every variant that the stock classes can build is supported."""
 
@@ -84,8 +89,6 @@ class FlaArchitecture(Architecture):
 
 def linear_layers(config: PretrainedConfig) -> list[int]:
     """Layers that `attn` of a hybrid does not give to softmax attention."""
-    if config.num_hidden_layers > _MAX_LAYERS:
-        raise RequestError(f"config.json says {config.num_hidden_layers} layers, more than {_MAX_LAYERS}; correct it.")
     specification = config.attn or []
     specifications = [specification] if isinstance(specification, Mapping) else specification
     softmax = {layer for one in specifications for layer in one["layers"]}

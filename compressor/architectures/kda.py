@@ -13,6 +13,7 @@ from typing import Any, ClassVar, final
 from transformers import PretrainedConfig, PreTrainedModel
 
 from compressor.architectures.base import ChannelMap, Mixer, RecoveryTargets, RecurrenceTap, head_major_rows
+from compressor.architectures.config_fields import FieldRule, Number
 from compressor.architectures.fla_layout import FlaArchitecture, head_dim_mixers, with_head_dim
 from compressor.architectures.interception import EntryPoint, intercept
 from compressor.architectures.trainable import recovery_targets
@@ -50,6 +51,9 @@ class KimiDeltaAttention(FlaArchitecture):
             ChannelMap(f"{mixer.tensors}.f_proj.1.weight", "key", decays, is_projection=False),
             ChannelMap(f"{mixer.tensors}.dt_bias", "key", decays, is_projection=False),
         )
+
+    def field_rules(self, config: PretrainedConfig) -> tuple[FieldRule, ...]:
+        return *super().field_rules(config), Number("lower_bound", negative=True, optional=True)
 
     def cut_config(
         self, raw_config: Mapping[str, Any], config: PretrainedConfig, keep: int, norm_epsilon: float | None

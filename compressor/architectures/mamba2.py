@@ -35,6 +35,7 @@ class Mamba2(Mamba2Layout):
     load_line: ClassVar[str] = ""
     needs_fla: ClassVar[bool] = False
     epsilon_field: ClassVar[str] = "layer_norm_epsilon"
+    limits_field: ClassVar[str] = "time_step_limit"
     loading_note: ClassVar[str] = (
         "It was written for transformers' own Mamba-2. Load it where `fla` (flash-linear-attention) is not imported: "
         "`import fla` gives the name `mamba2` in the Auto classes to fla's class, which reads other config fields. "
@@ -71,6 +72,7 @@ class FlaMamba2(Mamba2Layout):
     load_line: ClassVar[str] = "import fla"
     needs_fla: ClassVar[bool] = True
     epsilon_field: ClassVar[str] = "norm_eps"
+    limits_field: ClassVar[str] = "dt_limit"
     loading_note: ClassVar[str] = (
         "It was written for fla's Mamba-2: without `import fla` the Auto classes take transformers' class of the same "
         "name, which reads other config fields. In bfloat16 or float16, call `model.to(model.dtype)` behind the lines "

@@ -18,7 +18,8 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from compressor.architectures.base import Architecture, ChannelMap, Mixer, RecoveryTargets, RecurrenceTap
-from compressor.architectures.mamba2_layout import ADAPTED_PROJECTIONS, refuse_many_layers, scan_channel_maps
+from compressor.architectures.config_fields import FieldRule, Interval, chunk
+from compressor.architectures.mamba2_layout import ADAPTED_PROJECTIONS, scan_channel_maps
 from compressor.architectures.scan_interception import intercept_transformers_scans
 from compressor.architectures.trainable import recovery_targets, tensor_name
 from compressor.errors import RequestError
@@ -62,6 +63,7 @@ class Mamba2Hybrid(Architecture):
     published_stack: ClassVar[str] = _STACK
     """Prefix of the layers' tensors in published files, where it is not that of the stock class."""
     state_field: ClassVar[str] = "mamba_d_state"
+    chunk_field: ClassVar[str] = "mamba_chunk_size"
     epsilon_field: ClassVar[str] = "rms_norm_eps"
     fixed_norm_epsilon: ClassVar[float]
     """The output norm's epsilon, where the stock class does not read it from the config."""
@@ -87,7 +89,6 @@ class Mamba2Hybrid(Architecture):
         return self.stock_classes()[1]
 
     def mixers(self, config: PretrainedConfig, tensor_names: Sequence[str]) -> tuple[Mixer, ...]:
-        refuse_many_layers(config)
         scan = self.scan(config)
         if scan.num_heads * scan.head_dim != scan.inner_width:
             raise RequestError(
@@ -114,6 +115,9 @@ class Mamba2Hybrid(Architecture):
 
     def channel_maps(self, mixer: Mixer) -> tuple[ChannelMap, ...]:
         return scan_channel_maps(mixer)
+
+    def field_rules(self, config: PretrainedConfig) -> tuple[FieldRule, ...]:
+        return chunk(self.chunk_field), Interval("time_step_limit")
 
     def refuse_unsupported(self, config: PretrainedConfig, tensor_names: Sequence[str]) -> None:
         for name in tensor_names:

@@ -9,6 +9,7 @@ import transformers
 from transformers import PretrainedConfig, PreTrainedModel
 
 from compressor.architectures.base import Mixer
+from compressor.architectures.config_fields import Count, Exactly, FieldRule, Number, Numbers, chunk
 from compressor.architectures.mamba2_hybrid_layout import Mamba2Hybrid, Scan
 from compressor.errors import RequestError
 
@@ -53,6 +54,14 @@ class GraniteMoeHybrid(Mamba2Hybrid):
     def residual_block(self, config: PretrainedConfig, mixer: Mixer) -> str | None:
         return None
 
+    def field_rules(self, config: PretrainedConfig) -> tuple[FieldRule, ...]:
+        return (
+            *super().field_rules(config),
+            *(Number(field) for field in ("embedding_multiplier", "residual_multiplier")),
+            Number("logits_scaling", positive=True),
+            Count("num_experts_per_tok", of="num_local_experts"),
+        )
+
     def logit_factor(self, config: PretrainedConfig) -> float:
         return 1.0 / config.logits_scaling
 
@@ -73,6 +82,7 @@ class NemotronH(Mamba2Hybrid):
     mixer_paths: ClassVar[Mapping[str, str]] = {"linear_attention": "mixer"}
     published_stack: ClassVar[str] = "backbone.layers."
     state_field: ClassVar[str] = "ssm_state_size"
+    chunk_field: ClassVar[str] = "chunk_size"
     epsilon_field: ClassVar[str] = "layer_norm_epsilon"
 
     def stock_classes(self) -> tuple[type[PretrainedConfig], type[PreTrainedModel]]:
@@ -89,6 +99,14 @@ class NemotronH(Mamba2Hybrid):
             inner_width=config.mamba_num_heads * config.mamba_head_dim,
             convolution_size=config.conv_kernel,
         )
+
+    def field_rules(self, config: PretrainedConfig) -> tuple[FieldRule, ...]:
+        router = (
+            Count("n_group", of="n_routed_experts"),
+            Count("topk_group", of="n_group"),
+            Count("num_experts_per_tok", of="n_routed_experts"),
+        )
+        return super().field_rules(config) + (router if "moe" in config.layer_types else ())
 
 
 @final
@@ -112,6 +130,14 @@ class FalconH1(Mamba2Hybrid):
 
     def scan(self, config: PretrainedConfig) -> Scan:
         return _expanded_scan(config, config.mamba_d_ssm)
+
+    def field_rules(self, config: PretrainedConfig) -> tuple[FieldRule, ...]:
+        return (
+            *super().field_rules(config),
+            *(Number(f"{place}_multiplier") for place in _MULTIPLIED),
+            Numbers("mlp_multipliers", 2),
+            Numbers("ssm_multipliers", 5),
+        )
 
     def refuse_unsupported(self, config: PretrainedConfig, tensor_names: Sequence[str]) -> None:
         refuse_mixed_sequences(config, transformers.__version__)
@@ -153,6 +179,7 @@ class Zamba2(Mamba2Hybrid):
     mixer_paths: ClassVar[Mapping[str, str]] = {"linear_attention": "mamba", "hybrid": "mamba_decoder.mamba"}
     norm_epsilon_in_config: ClassVar[bool] = False
     fixed_norm_epsilon: ClassVar[float] = 1e-5
+    chunk_field: ClassVar[str] = "chunk_size"
 
     def stock_classes(self) -> tuple[type[PretrainedConfig], type[PreTrainedModel]]:
         from transformers import Zamba2Config, Zamba2ForCausalLM
@@ -168,6 +195,14 @@ class Zamba2(Mamba2Hybrid):
             inner_width=int(config.mamba_expand * config.hidden_size),
             convolution_size=config.mamba_d_conv,
         )
+
+    def field_rules(self, config: PretrainedConfig) -> tuple[FieldRule, ...]:
+        hybrids = [layer for layer, kind in enumerate(config.layer_types) if kind == "hybrid"]
+        return chunk(self.chunk_field), Count("num_mem_blocks"), Exactly("hybrid_layer_ids", hybrids)
+
+
+_MULTIPLIED = ("embedding", "lm_head", "key", "attention_in", "attention_out", "ssm_in", "ssm_out")
+"""What Falcon-H1 has one factor for, each in a field of its own."""
 
 
 def _expanded_scan(config: PretrainedConfig, inner_width: int | None = None) -> Scan:

@@ -13,10 +13,9 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from compressor.architectures.base import Architecture, ChannelMap, Mixer, RecoveryTargets, head_major_rows
+from compressor.architectures.config_fields import FieldRule, Interval, chunk
 from compressor.architectures.trainable import recovery_targets, tensor_name
-from compressor.errors import RequestError
 
-_MAX_LAYERS = 100_000
 _STACK = "backbone.layers."
 ADAPTED_PROJECTIONS = frozenset({"in_proj"})
 """Without out_proj: in training mamba_ssm's fused kernel reads its weight itself, so an adapter would be passed by."""
@@ -30,9 +29,10 @@ class Mamba2Layout(Architecture):
     normalizes_keys: ClassVar[bool] = False
     output_projection_name: ClassVar[str] = "out_proj"
     epsilon_field: ClassVar[str]
+    limits_field: ClassVar[str]
+    """Of the least and the largest step size."""
 
     def mixers(self, config: PretrainedConfig, tensor_names: Sequence[str]) -> tuple[Mixer, ...]:
-        refuse_many_layers(config)
         return tuple(
             Mixer(
                 layer=layer,
@@ -50,6 +50,9 @@ class Mamba2Layout(Architecture):
 
     def channel_maps(self, mixer: Mixer) -> tuple[ChannelMap, ...]:
         return scan_channel_maps(mixer)
+
+    def field_rules(self, config: PretrainedConfig) -> tuple[FieldRule, ...]:
+        return chunk("chunk_size"), Interval(self.limits_field)
 
     def refuse_unsupported(self, config: PretrainedConfig, tensor_names: Sequence[str]) -> None:
         """Every variant that the stock classes can build is supported."""
@@ -83,16 +86,6 @@ class Mamba2Layout(Architecture):
 
     def decoder(self, model: PreTrainedModel) -> nn.Module:
         return model.get_submodule("backbone")
-
-
-def refuse_many_layers(config: PretrainedConfig) -> None:
-    """Before anything is made for each of them.
-
-    Raises:
-        RequestError: config.json speaks of more layers than any model has.
-    """
-    if config.num_hidden_layers > _MAX_LAYERS:
-        raise RequestError(f"config.json says {config.num_hidden_layers} layers, more than {_MAX_LAYERS}; correct it.")
 
 
 def scan_channel_maps(mixer: Mixer) -> tuple[ChannelMap, ...]:

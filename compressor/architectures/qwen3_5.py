@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, final
 
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from compressor.architectures.base import ChannelMap, Mixer
+from compressor.architectures.config_fields import Count, FieldRule
 from compressor.architectures.transformers_delta_rule import TransformersDeltaRule, flat_maps
 
 
@@ -51,6 +52,9 @@ class Qwen35Moe(_Qwen35Layout):
 
         wrapped = _is_wrapped(raw_config, "qwen3_5_moe")
         return Qwen3_5MoeForConditionalGeneration if wrapped else Qwen3_5MoeForCausalLM
+
+    def field_rules(self, config: PretrainedConfig) -> tuple[FieldRule, ...]:
+        return (Count("num_experts_per_tok", of="num_experts"),)
 
 
 def _is_wrapped(raw_config: Mapping[str, Any], wrapper: str) -> bool:

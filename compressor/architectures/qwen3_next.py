@@ -7,9 +7,10 @@ from typing import Any, ClassVar, final
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from compressor.architectures.base import ChannelMap, Mixer
+from compressor.architectures.config_fields import Count, FieldRule
 from compressor.architectures.transformers_delta_rule import TransformersDeltaRule, flat_maps
 
 
@@ -33,6 +34,9 @@ class Qwen3Next(TransformersDeltaRule):
         from transformers import Qwen3NextForCausalLM
 
         return Qwen3NextForCausalLM
+
+    def field_rules(self, config: PretrainedConfig) -> tuple[FieldRule, ...]:
+        return (Count("num_experts_per_tok", of="num_experts"),)
 
     def channel_maps(self, mixer: Mixer) -> tuple[ChannelMap, ...]:
         maps: list[ChannelMap] = []

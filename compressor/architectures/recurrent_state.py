@@ -94,8 +94,9 @@ def state_layout(model_type: str) -> StateLayout:
     """
     layout = _LAYOUTS.get(model_type)
     if layout is None:
+        known = ", ".join(name for name in _LAYOUTS if name != FLA_MAMBA2)
         raise RequestError(
-            f"the states of a {model_type} model cannot be read from its cache (known: {', '.join(_LAYOUTS)}); "
+            f"the states of a {model_type} model cannot be read from its cache (known: {known}); "
             "probe a model of one of these."
         )
     return layout

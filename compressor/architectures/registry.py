@@ -22,7 +22,6 @@ _FAMILIES: Mapping[str, tuple[str, str]] = {
     "granitemoehybrid": ("compressor.architectures.mamba2_hybrids", "GraniteMoeHybrid"),
     "kda": ("compressor.architectures.kda", "KimiDeltaAttention"),
     "mamba2": ("compressor.architectures.mamba2", "Mamba2"),
-    FLA_MAMBA2: ("compressor.architectures.mamba2", "FlaMamba2"),
     "nemotron_h": ("compressor.architectures.mamba2_hybrids", "NemotronH"),
     "olmo_hybrid": ("compressor.architectures.olmo_hybrid", "OlmoHybrid"),
     "qwen3_5": ("compressor.architectures.qwen3_5", "Qwen35"),
@@ -32,6 +31,9 @@ _FAMILIES: Mapping[str, tuple[str, str]] = {
     "qwen3_next": ("compressor.architectures.qwen3_next", "Qwen3Next"),
     "zamba2": ("compressor.architectures.mamba2_hybrids", "Zamba2"),
 }
+
+# Families whose config.json has the `model_type` of another, by the names that `family_of` gives them.
+_UNDER_A_SHARED_NAME: Mapping[str, tuple[str, str]] = {FLA_MAMBA2: ("compressor.architectures.mamba2", "FlaMamba2")}
 
 # Linear-attention families that are met and not cut, each with the reason.
 _REFUSED: Mapping[str, str] = {
@@ -64,7 +66,10 @@ def architecture_of(raw_config: Mapping[str, Any]) -> Architecture:
     Raises:
         RequestError: no adapter knows its `model_type`, or two libraries claim it.
     """
-    return find_architecture(family_of(raw_config))
+    family = family_of(raw_config)
+    if family != raw_config["model_type"]:
+        return _adapter(*_UNDER_A_SHARED_NAME[family])
+    return find_architecture(family)
 
 
 def find_architecture(model_type: str) -> Architecture:
@@ -80,11 +85,14 @@ def find_architecture(model_type: str) -> Architecture:
             f"(known: {', '.join(known_model_types())})."
         )
     if model_type not in _FAMILIES:
-        nearest = difflib.get_close_matches(model_type, _FAMILIES, n=1, cutoff=0.7)
+        nearest = difflib.get_close_matches(model_type.partition(" ")[0], _FAMILIES, n=1, cutoff=0.7)
         hint = f"; did you mean {nearest[0]}?" if nearest else "."
         raise RequestError(
             f"model_type {model_type!r} is not a family that can be cut (known: {', '.join(known_model_types())}){hint}"
         )
-    module, name = _FAMILIES[model_type]
+    return _adapter(*_FAMILIES[model_type])
+
+
+def _adapter(module: str, name: str) -> Architecture:
     architecture: Architecture = vars(importlib.import_module(module))[name]()
     return architecture

@@ -105,9 +105,11 @@ def compare_with_skeleton(index: TensorIndex, model: PreTrainedModel) -> dict[st
         Name in the files -> name in the model, for every tensor that the stock loader would load.
 
     Raises:
-        RequestError: a tensor is missing, unexpected or of another shape.
+        RequestError: a tensor is missing, unexpected, of another shape, or holds no numbers of floating point where
+            the model does.
     """
-    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    stock = model.state_dict()
+    expected = {name: tuple(tensor.shape) for name, tensor in stock.items()}
     names, converted = _stock_names(index, model, expected)
     loaded = {name: target for name, target in names.items() if target in expected}
     _refuse_shapes(index, model, expected, {n: t for n, t in loaded.items() if n not in converted})
@@ -116,6 +118,7 @@ def compare_with_skeleton(index: TensorIndex, model: PreTrainedModel) -> dict[st
     unexpected = _unexpected(index, names, expected, model)
     if missing or unexpected:
         raise RequestError(_misfit(missing, unexpected, model))
+    _refuse_whole_numbers(index, {name: stock[target] for name, target in loaded.items()})
     refuse_broken_parts(index, {n: t for n, t in loaded.items() if n in converted}, converted, expected)
     return loaded
 
@@ -161,6 +164,13 @@ def _refuse_shapes(
     else:
         fact = f"config says {config_shape} for {name}, the file has {file_shape}"
     raise RequestError(f"{fact}{more}; use the config.json that belongs to these weights.")
+
+
+def _refuse_whole_numbers(index: TensorIndex, loaded: Mapping[str, torch.Tensor]) -> None:
+    """The stock loader converts what it finds, so a decay that was rounded to a whole number would pass unseen."""
+    for name, stock in loaded.items():
+        if stock.is_floating_point() and index.entries[name].dtype not in _PLAIN_DTYPES:
+            raise _quantised(f"{name} is stored as {index.entries[name].dtype}")
 
 
 def _refuse_name_clash(loaded: Mapping[str, str]) -> None:

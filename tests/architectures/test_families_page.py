@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from compressor.architectures.family import family_of
-from compressor.architectures.registry import find_architecture, known_model_types
+from compressor.architectures.base import Architecture
+from compressor.architectures.family import FLA_MAMBA2, family_of
+from compressor.architectures.registry import architecture_of, find_architecture, known_model_types
 from compressor.checkpoint.config_file import CONFIG_FILE, read_config
 from compressor.errors import RequestError
 from compressor.inspection import inspect_model
@@ -25,20 +26,23 @@ def rows(heading: str) -> dict[str, list[str]]:
 
 
 def test_every_family_has_its_row() -> None:
-    assert sorted(rows("What is cut")) == sorted(known_model_types())
+    assert sorted(rows("What is cut")) == sorted([*known_model_types(), FLA_MAMBA2])
 
 
 def test_rows_say_what_a_cut_changes(tmp_path: Path) -> None:
+    architectures: dict[str, Architecture] = {}
     tensors: dict[str, set[str]] = {}
     fields: dict[str, set[str]] = {}
     for name in VARIANTS:
         folder = save_tiny(name, tmp_path / name)
-        family, inspection = family_of(read_config(folder / CONFIG_FILE)), inspect_model(str(folder))
+        raw_config, inspection = read_config(folder / CONFIG_FILE), inspect_model(str(folder))
+        family = family_of(raw_config)
+        architectures[family] = architecture_of(raw_config)
         own = {re.sub(r"\.(weight|bias)$", "", tensor.name) for tensor in inspection.cut_tensors}
         tensors.setdefault(family, set()).update(own)
         fields.setdefault(family, set()).update(inspection.cut_fields)
     for family, (needs, cut, written, epsilon) in rows("What is cut").items():
-        architecture = find_architecture(family)
+        architecture = architectures[family]
         assert needs.strip("`") == architecture.load_line, family
         assert set(re.findall(r"`([^`]+)`", cut)) == tensors[family], family
         assert set(re.findall(r"`([^`]+)`", written)) == fields[family], family

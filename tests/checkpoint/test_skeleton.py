@@ -192,3 +192,28 @@ def test_a_large_skeleton_is_quick_and_empty() -> None:
     assert seconds < 10
     assert peak < 50e6
     assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize(
+    "name", ["gated_deltanet", "kda", "q35", "qn", "oh", "qw_experts", "m2_biases", "m2_fla", "nh"]
+)
+def test_parameters_of_floating_point_are_stored_so(tmp_path: Path, name: str) -> None:
+    """Decays, biases and step sizes as much as what is called a weight."""
+    tensors = read_weights(save_tiny(name, tmp_path))
+    names = [key for key in tensors if not key.endswith(".weight")]
+    assert {"A_log", "dt_bias"} <= {key.rpartition(".")[2] for key in names}
+    for key in names:
+        write_weights(tmp_path, tensors | {key: tensors[key].to(torch.int32)})
+        assert f"{key} is stored as I32; dequantise first" in refusal(name, tmp_path)
+
+
+def test_a_buffer_of_whole_numbers_that_the_model_has_is_taken(tmp_path: Path) -> None:
+    tensors = read_weights(save_tiny("q35", tmp_path))
+    model = skeleton("q35", tmp_path)
+    for dtype in (torch.int64, torch.bool):
+        model.register_buffer("seen", torch.zeros(3, dtype=dtype, device="meta"))
+        write_weights(tmp_path, tensors | {"seen": torch.zeros(3, dtype=dtype)})
+        assert "seen" in compare_with_skeleton(read_headers(tmp_path), model)
+    model.register_buffer("seen", torch.zeros(3, device="meta"))
+    with pytest.raises(RequestError, match="seen is stored as BOOL"):
+        compare_with_skeleton(read_headers(tmp_path), model)

@@ -1,0 +1,65 @@
+"""Where statistics may be saved: no file but statistics is replaced, and nothing beside the output is removed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.test_pipeline import compress, hashes, make_source, make_text
+from tests.test_sweep import QUICK
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_source("gated_deltanet", tmp_path_factory.mktemp("source") / "model")
+
+
+@pytest.mark.parametrize(
+    ("place", "fragment"),
+    [
+        ("out/statistics.safetensors", "lies in the output folder"),
+        ("nowhere/statistics.safetensors", "there is no folder"),
+        (".", "is a folder; name a file"),
+        ("notes.txt", "exists; give --overwrite"),
+        ("text.txt", "is the text of the calibration; name another file."),
+        ("pipe", "is a device or a pipe, not a file; name a file."),
+    ],
+)
+def test_places_for_statistics_that_are_refused(
+    place: str, fragment: str, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "notes.txt").write_text("mine")
+    overwrite = ["--overwrite"] * (place == "pipe")
+    words = ["--save-statistics", str(tmp_path / place), *overwrite, *QUICK]
+    assert compress(source, tmp_path / "out", make_text(tmp_path), *words) == 2
+    assert fragment in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_no_file_but_statistics_is_replaced(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text, model = make_text(tmp_path), tmp_path / "model"
+    model.symlink_to(source)
+    weights, notes = hashes(source), tmp_path / "notes.txt"
+    notes.write_text("mine")
+    for place in (source / "model.safetensors", model / "model.safetensors", source / "new.safetensors"):
+        words = ["--save-statistics", str(place), "--overwrite", *QUICK]
+        assert compress(source, tmp_path / "out", text, *words) == 2
+        assert "lies in the model's folder" in capsys.readouterr().err
+    assert compress(source, tmp_path / "out", text, "--save-statistics", str(notes), "--overwrite", *QUICK) == 2
+    assert "holds no statistics, and --overwrite replaces only those" in capsys.readouterr().err
+    assert (hashes(source), notes.read_text()) == (weights, "mine")
+    earlier = tmp_path / "earlier.safetensors"
+    for overwrite in ([], ["--overwrite"]):
+        assert compress(source, tmp_path / "out", text, "--save-statistics", str(earlier), *overwrite, *QUICK) == 0
+
+
+def test_a_folder_of_the_users_beside_the_output_is_left(source: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "out.resume"
+    mine.mkdir()
+    (mine / "calibration-notes.txt").write_text("mine")
+    saved = mine / "statistics.safetensors"
+    assert compress(source, tmp_path / "out", make_text(tmp_path), "--save-statistics", str(saved), *QUICK) == 0
+    assert {path.name for path in mine.iterdir()} == {"calibration-notes.txt", "statistics.safetensors"}
