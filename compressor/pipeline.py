@@ -55,7 +55,7 @@ def compress(recipe: Recipe, options: RunOptions | None = None, console: Console
                 plan.training.refuse_checkpoints(plan.training_folder, options.resume)
             report = _run_locked(plan, options, processes, reporter)
             if processes.is_main:
-                remove_resume_folder(plan.output)
+                remove_resume_folder(plan.output, ["calibration", *(["training"] if plan.training is not None else [])])
         processes.wait_for_all()
     return report
 

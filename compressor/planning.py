@@ -19,6 +19,7 @@ from compressor.checkpoint.config_file import read_json_object
 from compressor.context_length import refuse_sequences_beyond
 from compressor.distilling import TrainingPlan, plan_training
 from compressor.errors import RequestError
+from compressor.export.companions import companion_files
 from compressor.export.disk import refuse_too_little_space
 from compressor.export.folder import OutputFolder
 from compressor.home_folders import expanded
@@ -148,6 +149,7 @@ def plan_run(recipe: Recipe, options: RunOptions) -> RunPlan:
     recipe, share_notes = _with_retrieval_share(recipe, tokenizer, name)
     documents = open_documents(_text_source(recipe.calibration))
     evaluation = _plan_evaluation(recipe, configured.config, tokenizer) if recipe.export.evaluate else None
+    companion_files(configured.folder.path)
     source = open_source(configured)
     cut = plan_cut(source, recipe, keep, name)
     if recipe.recovery.refit and keep < cut.key_dim.before:

@@ -147,7 +147,7 @@ def recover(request: RecoverRequest, console: Console | None = None) -> Report:
             plan.training.refuse_checkpoints(plan.training_folder, request.options.resume)
             report = _run(plan, request, processes, reporter)
             if processes.is_main:
-                remove_resume_folder(plan.output)
+                remove_resume_folder(plan.output, ["training"])
         processes.wait_for_all()
     return report
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -13,7 +13,12 @@ from compressor.export.folder import OutputFolder
 from compressor.export.interrupts import termination_raises
 from compressor.interruption import explained_interrupts
 
-_OURS = re.compile(r"lock|training|activations|weights|cuts|calibration(-\d+-of-\d+)?\.(safetensors|partial)")
+_PARTS = {
+    "calibration": r"activations|weights|calibration(-\d+-of-\d+)?\.(safetensors|partial)",
+    "training": "training",
+    "cuts": "cuts",
+}
+"""What stands in a resume folder, by who goes on with it."""
 
 
 def resume_folder_of(output: OutputFolder) -> Path:
@@ -21,12 +26,16 @@ def resume_folder_of(output: OutputFolder) -> Path:
     return output.path.with_name(f"{output.path.name}.resume")
 
 
-def remove_resume_folder(output: OutputFolder) -> None:
-    """Remove what runs left there, and the folder where nothing else stands in it: a user's own file is not ours."""
+def remove_resume_folder(output: OutputFolder, parts: Iterable[str]) -> None:
+    """Remove `parts` of what runs leave there, and the folder where nothing else stands in it.
+
+    A user's own file is not ours, nor is what another command that was interrupted may go on with.
+    """
     folder = resume_folder_of(output)
+    ours = re.compile("|".join(["lock", *(_PARTS[part] for part in parts)]))
     with suppress(OSError):
         for entry in list(folder.iterdir()):
-            if not _OURS.fullmatch(entry.name):
+            if not ours.fullmatch(entry.name):
                 continue
             if entry.is_dir() and not entry.is_symlink():
                 shutil.rmtree(entry, ignore_errors=True)

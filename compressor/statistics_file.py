@@ -67,7 +67,11 @@ def refuse_place(path: Path, output: Path, model: Path, text: Path, overwrite: b
             the folders `output` or `model`, or is the `text` of the calibration.
     """
     real, folder = Path(os.path.realpath(expanded(path))), Path(os.path.realpath(output))
-    if Path(os.path.realpath(model)) in real.parents:
+    if folder.with_name(f"{folder.name}.resume") in real.parents:
+        raise RequestError(
+            f"--save-statistics {path} lies in the folder that --resume goes on with; name a file elsewhere."
+        )
+    if Path(os.path.realpath(model)) in (*real.parents, Path(os.path.realpath(expanded(path).parent))):
         raise RequestError(
             f"--save-statistics {path} lies in the model's folder, whose files this run reads; name a file elsewhere."
         )

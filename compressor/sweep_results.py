@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from compressor.artifacts import Selection
 from compressor.evaluation.results import ModelFigures, mean_of_scores
@@ -127,7 +127,7 @@ def sweep_table(sweep: Sweep) -> Table:
     """One row a cut, the original's first."""
     title = escape(f"{sweep.model}: {len(sweep.cuts)} cuts, {'refitted' if sweep.refit else 'not refitted'}")
     columns = ("method", "width", "state bytes", "perplexity", "KL text", "KL prompts", "memory", "choice, s")
-    table = Table(*columns, title=title)
+    table = Table(*(Column(header, overflow="fold") for header in columns), title=title)
     table.add_row("original", *_cells(sweep.original), "")
     for cut in sweep.cuts:
         table.add_row(escape(cut.method), *_cells(cut.figures), f"{cut.seconds:.1f}")

@@ -133,7 +133,8 @@ def sweep(request: SweepRequest, console: Console | None = None) -> Sweep:
             processes.from_main(lambda: plan.kept.refuse_others(request.options.resume))
             result = _run(plan, request, processes, reporter)
             if processes.is_main:
-                remove_resume_folder(plan.base.output)
+                trained = ["training"] if plan.base.recipe.recovery.train else []
+                remove_resume_folder(plan.base.output, ["calibration", "cuts", *trained])
         processes.wait_for_all()
     return result
 

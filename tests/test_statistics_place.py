@@ -56,10 +56,17 @@ def test_no_file_but_statistics_is_replaced(source: Path, tmp_path: Path, capsys
         assert compress(source, tmp_path / "out", text, "--save-statistics", str(earlier), *overwrite, *QUICK) == 0
 
 
-def test_a_folder_of_the_users_beside_the_output_is_left(source: Path, tmp_path: Path) -> None:
-    mine = tmp_path / "out.resume"
-    mine.mkdir()
-    (mine / "calibration-notes.txt").write_text("mine")
+def test_a_folder_of_the_users_beside_the_output_is_left(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nor is what another command goes on with removed: finished cuts of a sweep, checkpoints of a training."""
+    mine, text = tmp_path / "out.resume", make_text(tmp_path)
+    kept = ["calibration-notes.txt", "cuts/drrqr-8.json", "training/checkpoint-5"]
+    for name in kept:
+        (mine / name).parent.mkdir(parents=True, exist_ok=True)
+        (mine / name).write_text("mine")
     saved = mine / "statistics.safetensors"
-    assert compress(source, tmp_path / "out", make_text(tmp_path), "--save-statistics", str(saved), *QUICK) == 0
-    assert {path.name for path in mine.iterdir()} == {"calibration-notes.txt", "statistics.safetensors"}
+    assert compress(source, tmp_path / "out", text, "--save-statistics", str(saved), *QUICK) == 2
+    assert "lies in the folder that --resume goes on with" in capsys.readouterr().err
+    assert compress(source, tmp_path / "out", text, *QUICK) == 0
+    assert sorted(str(path.relative_to(mine)) for path in mine.rglob("*") if path.is_file()) == kept

@@ -80,8 +80,11 @@ def _is_excluded(name: str) -> bool:
 def _is_small_file(path: Path) -> bool:
     try:
         status = path.stat()
-    except FileNotFoundError as error:
+    except OSError as error:
+        if not path.is_symlink():
+            raise
         raise RequestError(
-            f"{path} is a link to {path.readlink()}, which does not exist; download the checkpoint again."
+            f"{path} is a link to {path.readlink()}, which leads to no file ({error.strerror}); download the "
+            "checkpoint again, or remove it."
         ) from error
     return stat.S_ISREG(status.st_mode) and status.st_size <= MAX_COMPANION_BYTES

@@ -11,15 +11,26 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from compressor.errors import RequestError
+
 # What file systems without fsync of folders (CIFS, some of FUSE) answer.
 _NO_FOLDER_SYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EBADF})
 
 
 @contextmanager
 def made_folders(path: Path) -> Iterator[None]:
-    """Make `path` and the folders above it; at the end remove those that were made and are empty."""
+    """Make `path` and the folders above it; at the end remove those that were made and are empty.
+
+    Raises:
+        RequestError: it cannot be made there, whatever room is left.
+    """
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
-    path.mkdir(parents=True, exist_ok=True)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise RequestError(f"the folder {path} cannot be made ({error.strerror}); choose another output.") from error
     try:
         yield
     finally:

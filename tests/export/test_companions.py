@@ -116,10 +116,15 @@ def test_large_files_and_what_is_no_file_stay(tmp_path: Path) -> None:
     assert [path.name for path in companion_files(tmp_path)] == ["at-limit.txt"]
 
 
-def test_a_link_to_nothing_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "tokenizer.json").symlink_to("../blobs/gone")
+@pytest.mark.parametrize(
+    ("target", "reason"),
+    [("../blobs/gone", "No such file or directory"), ("tokenizer.json", "Too many levels of symbolic links")],
+)
+def test_a_link_to_nothing_is_refused(target: str, reason: str, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").symlink_to(target)
     with pytest.raises(RequestError) as error:
         companion_files(tmp_path)
     assert str(error.value) == (
-        f"{tmp_path}/tokenizer.json is a link to ../blobs/gone, which does not exist; download the checkpoint again."
+        f"{tmp_path}/tokenizer.json is a link to {target}, which leads to no file ({reason}); download the checkpoint "
+        "again, or remove it."
     )
