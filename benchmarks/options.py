@@ -149,9 +149,14 @@ def check_methods(methods: Sequence[str]) -> None:
 
 
 def check_widths(source: Source, ratios: Sequence[float]) -> None:
-    """Raises RequestError for a share removed that leaves a head of the model no channel."""
+    """Raises RequestError for a share removed that leaves a head of the model no channel, or, above 0, all of them."""
     width = source.mixers[0].head_k_dim
     for ratio in ratios:
+        if ratio > 0 and round(width * (1 - ratio)) == width:
+            raise RequestError(
+                f"a ratio of {ratio:g} removes none of the {width} key channels of {source.folder.name}; "
+                f"give at least {1 / width:g}."
+            )
         if round(width * (1 - ratio)) < 1:
             raise RequestError(
                 f"a ratio of {ratio:g} leaves none of the {width} key channels of {source.folder.name}; "

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Iterator, Sequence
 
 from benchmarks.resumable import Row
+from compressor.errors import RequestError
 from compressor.preparation import Source
 from compressor.selection.registry import get_selector_entry
 
@@ -27,6 +28,16 @@ def methods_of(source: Source, named: Sequence[str] | None) -> list[str]:
     return [*METHODS, *(() if source.architecture.normalizes_keys else OF_STATE_SPACES)]
 
 
+def check_scorings(named: Sequence[str], scorings: Sequence[str]) -> None:
+    """Raises RequestError for a method that was named and has none of the scorings."""
+    for method in named:
+        if "qk" not in scorings and not get_selector_entry(method).has_scoring:
+            raise RequestError(
+                f"--methods {method} has the scoring qk alone, which --scorings {' '.join(scorings)} leaves out; add "
+                "qk, or leave the method out."
+            )
+
+
 def ordered_cuts(methods: Sequence[str], arguments: argparse.Namespace) -> list[Row]:
     """What a row of each cut is known by but for the model; the original comes before all."""
     cuts = list(made_cuts(methods, arguments.scorings, arguments.ratios, arguments.norm_epsilon))
@@ -36,9 +47,9 @@ def ordered_cuts(methods: Sequence[str], arguments: argparse.Namespace) -> list[
 def made_cuts(
     methods: Sequence[str], scorings: Sequence[str], ratios: Sequence[float], epsilons: Sequence[str]
 ) -> Iterator[Row]:
-    """Every method with each scoring that it has, by method."""
+    """Every method with each of `scorings` that it has, by method."""
     for method in methods:
-        for scoring in scorings if get_selector_entry(method).has_scoring else ["qk"]:
+        for scoring in scorings if get_selector_entry(method).has_scoring else {"qk"}.intersection(scorings):
             for ratio in ratios:
                 for epsilon in epsilons:
                     yield {"method": method, "scoring": scoring, "ratio": ratio, "norm_epsilon": epsilon}

@@ -47,7 +47,7 @@ from benchmarks.cuts import (
 from benchmarks.options import check_folders, check_methods, check_options, check_text, check_widths
 from benchmarks.output_files import draw_figure, told_in_one_sentence
 from benchmarks.resumable import Budget, Row, Rows, settings_of
-from benchmarks.selector_cuts import FISHER, KEYS, methods_of, ordered_cuts
+from benchmarks.selector_cuts import FISHER, KEYS, check_scorings, methods_of, ordered_cuts
 from benchmarks.selector_figures import choices, draw_heads, print_heads
 from benchmarks.selector_measures import Questions, answers, questions
 from benchmarks.selector_refit import projections_put_back, refit_sequences, refitted
@@ -111,6 +111,7 @@ def measure(arguments: argparse.Namespace) -> list[Row]:
     check_text(arguments.calibration)
     named = (*(arguments.methods or ()), *arguments.memory_methods)
     check_methods([method for method in named if method != FISHER])
+    check_scorings(arguments.methods or (), arguments.scorings)
     budget = Budget(arguments.budget_seconds)
     rows = Rows(arguments.output, settings_of(arguments, NOT_SETTINGS), KEYS)
     rows.load()

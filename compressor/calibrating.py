@@ -6,7 +6,6 @@ import hashlib
 import json
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from transformers import PreTrainedModel
 
@@ -30,6 +29,7 @@ from compressor.statistics_file import (
     refuse_place,
     save_statistics,
 )
+from compressor.texts_read import texts_of
 
 SECONDS_BETWEEN_SAVES = 5.0
 _SUMMED_IN_PASSING: frozenset[Statistic] = frozenset({"energy", "wanda"})
@@ -49,8 +49,8 @@ def refuse_statistics_files(plan: RunPlan, options: RunOptions, needs: frozenset
             "leave one of them out."
         )
     if options.save_statistics is not None:
-        folder, text = plan.source.folder, Path(plan.recipe.calibration.source)
-        refuse_place(options.save_statistics, plan.output.path, folder, text, options.overwrite)
+        outputs, texts = [output.path for output in plan.outputs], texts_of(plan.recipe)
+        refuse_place(options.save_statistics, outputs, plan.source.folder, texts, options.overwrite)
     if options.statistics is not None:
         refuse_other_statistics(options.statistics, _identity(plan), needs)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -14,8 +14,10 @@ from compressor.artifacts import CalibrationStatistics, Selection
 from compressor.calibration.tokens import batches
 from compressor.data_parallel import Processes
 from compressor.errors import RequestError
+from compressor.fisher.memory import TooLittleMemoryError, fitting_checkpointing, free_bytes, sizes_of
 from compressor.fisher.progressive import FisherSelection, progressive_fisher
 from compressor.fisher.settings import FisherSettings
+from compressor.needed_statistics import fisher_batch
 from compressor.planning import RunPlan
 from compressor.progress import StageReporter
 from compressor.recipe import NormEpsilon
@@ -26,8 +28,6 @@ from compressor.selection.registry import get_selector_entry
 
 STAGE_TOKENS_ON_CPU = 12_288
 """Calibration tokens that one stage of Fisher selection reads where no GPU does: stages take turns with all of them."""
-STAGE_BATCH_ON_CPU = 2
-"""Sequences at once there, which no longer batch makes faster: stages take turns more evenly with short ones."""
 _PASSES_OF_A_STAGE = 6
 """Forward passes that a stage usually takes over what it reads; bars are drawn by it."""
 
@@ -84,7 +84,8 @@ def choose_channels(
     """Choose the channels of every head, by statistics in the main process or by the model in all of them.
 
     Raises:
-        RequestError: fewer calibration sequences than processes, or too little memory.
+        RequestError: fewer calibration sequences than processes; a `TooLittleMemoryError`, in all processes alike,
+            where one of them has too little memory for what runs the model.
         RunError: a choice that cannot be certified; gradients that are NaN or infinite.
     """
     started = time.perf_counter()
@@ -125,12 +126,10 @@ def _by_fisher(
             f"the method fisher has {len(sequences)} calibration sequences to choose on for {processes.count} "
             f"processes and needs one for each; raise {plan.name('calibration.samples')}, or launch fewer processes."
         )
-    on_cpu = plan.device.type == "cpu"
-    size = min(plan.recipe.calibration.batch_size, len(sequences) // processes.count)
-    size = min(size, STAGE_BATCH_ON_CPU) if on_cpu else size
-    share = min(1.0, STAGE_TOKENS_ON_CPU / _tokens(sequences)) if on_cpu else 1.0
-    settings = FisherSettings(stage_share=share)
+    share = min(1.0, STAGE_TOKENS_ON_CPU / _tokens(sequences)) if plan.device.type == "cpu" else 1.0
+    size = fisher_batch(plan, len(sequences), processes.count)
     own = [batch.input_ids for batch in processes.share(list(batches(sequences, size)))]
+    settings = _fitting(plan, original.model, own, FisherSettings(stage_share=share), processes)
     tokens = sum(batch.numel() for batch in own)
     stages = len(stage_widths(plan.cut.key_dim.before, keep, settings.stages))
 
@@ -150,3 +149,26 @@ def _by_fisher(
             epsilon_scaled=policy == "scaled" or not plan.source.architecture.scales_by_width,
             all_reduce=add_up,
         )
+
+
+def _fitting(
+    plan: RunPlan, model: PreTrainedModel, own: Sequence[Tensor], settings: FisherSettings, processes: Processes
+) -> FisherSettings:
+    """With what the memory of the process leaves room for, now that the model is in it.
+
+    Raises:
+        TooLittleMemoryError: a process has none, in all of them alike.
+    """
+    refusal, first = None, plan.source.mixers[0]
+    sizes = sizes_of(model, (len(plan.source.mixers), first.num_k_heads, first.head_k_dim), max(own, key=Tensor.numel))
+    checkpointing = True
+    try:
+        checkpointing = fitting_checkpointing(sizes, settings, free_bytes(plan.device), plan.device, plan.name)
+    except TooLittleMemoryError as error:
+        refusal = error
+    refused = processes.summed(_Sum(torch.tensor(int(refusal is not None))))
+    if refusal is not None:
+        raise refusal
+    if int(refused.value):
+        raise TooLittleMemoryError("another process has too little memory for Fisher selection; use fewer processes.")
+    return replace(settings, gradient_checkpointing=checkpointing)

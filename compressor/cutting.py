@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from compressor.choosing import Choice, Original, choose_channels, tries
+from compressor.choosing import Choice, Original, Try, choose_channels, tries
 from compressor.data_parallel import Processes
 from compressor.export.sizes import parse_size
+from compressor.fisher.memory import TooLittleMemoryError
 from compressor.planning import RunPlan
 from compressor.progress import StageReporter
 from compressor.recipe import NormEpsilon
@@ -22,13 +23,14 @@ from compressor.writing import write_checkpoint
 @dataclass(frozen=True, slots=True)
 class WrittenCut:
     """What was written and what was tried; `layers` in the main process alone. `recovered` is of the written channels,
-    None where there was nothing to win back or to choose."""
+    None where there was nothing to win back or to choose. `notes` say what was left out and why."""
 
     method: str
     policy: NormEpsilon
     layers: list[LayerReport]
     recovered: Recovered | None
     selection: SelectionReport
+    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,10 +71,11 @@ def write_cut(
     """Write the checkpoint into the empty `folder`; the main process does, and all refit it together.
 
     Where there are several choices, each is written and refitted in its turn, and the least divergence stays; those
-    that run the model do not see the sequences that are held out to compare them.
+    that run the model do not see the sequences that are held out to compare them. What then has too little memory is
+    left out where another choice is left: planning knew less of what else would be in memory.
 
     Raises:
-        RequestError: too few tokens to refit.
+        RequestError: too few tokens to refit; a `TooLittleMemoryError` where no choice is left.
         RunError: a choice that cannot be certified; activations or divergences that are NaN or infinite.
     """
     asked = tries(plan, policies.allowed)
@@ -83,10 +86,15 @@ def write_cut(
     seen = replace(original, sequences=divided.fit) if compared else original
     judged = not whole and (plan.recipe.recovery.refit or compared)
     figures: list[CandidateReport] = []
+    refusals: dict[Try, TooLittleMemoryError] = {}
     best = last = None
     passes = seconds = 0.0
     for each in asked:
-        choice = choose_channels(plan, each, seen, processes, reporter)
+        try:
+            choice = choose_channels(plan, each, seen, processes, reporter)
+        except TooLittleMemoryError as refusal:
+            refusals[each] = refusal
+            continue
         passes, seconds = passes + choice.passes, seconds + choice.seconds
         _write(plan, choice, folder, reporter)
         recovered = (
@@ -97,7 +105,7 @@ def write_cut(
         # What the others would have been written with is not kept: it may be gigabytes.
         best = last if best is None or last.kl < best.kl else best
     if best is None:
-        raise ValueError("a run tries at least one method")
+        raise list(refusals.values())[-1]
     if best is not last:
         _write(plan, best.choice, folder, reporter)
     if processes.is_main and best.recovered is not None:
@@ -105,7 +113,8 @@ def write_cut(
     written = (best.choice.method, best.policy)
     candidates = [replace(cut, written=(cut.method, cut.norm_epsilon) == written) for cut in figures]
     report = SelectionReport(plan.recipe.selection.method, candidates, passes, round(seconds, 3))
-    return WrittenCut(*written, best.choice.layers, best.recovered, report)
+    notes = tuple(f"the method {each.method} was not tried: {refusal}" for each, refusal in refusals.items())
+    return WrittenCut(*written, best.choice.layers, best.recovered, report, tuple(dict.fromkeys(notes)))
 
 
 def _write(plan: RunPlan, choice: Choice, folder: Path, reporter: StageReporter) -> None:

@@ -24,6 +24,7 @@ from torch.distributed.rendezvous import rendezvous
 from compressor.errors import CompressorError, RequestError, RunError
 from compressor.launched import fully_sharded_version, launch
 from compressor.loading import resolve_device
+from compressor.naming import Naming, option_of
 from compressor.recovery.parallel import refuse_other_engines
 
 if TYPE_CHECKING:
@@ -218,10 +219,11 @@ def alone() -> Processes:
     return Processes(0, 1, None, None)
 
 
-def join_processes(device: str) -> Processes:
+def join_processes(device: str, name: Naming = option_of) -> Processes:
     """The processes that were launched together with this one; every one must call it, in every run.
 
-    `device` is a recipe's. On GPUs each process gets its own from here on: the one that "cuda" stands for.
+    `device` is a recipe's, and messages call it as `name` does. On GPUs each process gets its own from here on: the one
+    that "cuda" stands for.
 
     Raises:
         RequestError: `device` names one GPU for all, there are fewer GPUs than processes, or accelerate was launched
@@ -230,9 +232,9 @@ def join_processes(device: str) -> Processes:
     launched = launch()
     if launched.count == 1:
         return alone()
-    resolved = resolve_device(device)
+    resolved = resolve_device(device, name)
     if resolved.type == "cuda":
-        refuse_shared_gpus(resolved, torch.cuda.device_count(), launched.local_count)
+        refuse_shared_gpus(resolved, torch.cuda.device_count(), launched.local_count, name)
     refuse_other_version(fully_sharded_version())
     state = PartialState(cpu=resolved.type == "cpu")
     try:
@@ -271,7 +273,7 @@ def refuse_other_version(fully_sharded: str | None) -> None:
         )
 
 
-def refuse_shared_gpus(device: torch.device, gpus: int, processes: int) -> None:
+def refuse_shared_gpus(device: torch.device, gpus: int, processes: int, name: Naming = option_of) -> None:
     """Refuse what would put several of the `processes` of this machine on one of its `gpus`.
 
     Raises:
@@ -279,11 +281,11 @@ def refuse_shared_gpus(device: torch.device, gpus: int, processes: int) -> None:
     """
     if device.index is not None:
         raise RequestError(
-            f"--device {device} is one GPU and {processes} processes were launched here, each of which needs its own; "
-            "leave --device out."
+            f"{name('runtime.device', device)} is one GPU and {processes} processes were launched here, each of which "
+            f"needs its own; leave {name('runtime.device')} out."
         )
     if gpus < processes:
         raise RequestError(
             f"{processes} processes were launched here and torch sees {gpus} GPUs, of which each needs its own; launch "
-            f"at most {gpus}, or give --device cpu."
+            f"at most {gpus}, or give {name('runtime.device', 'cpu')}."
         )

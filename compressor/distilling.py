@@ -35,6 +35,7 @@ from compressor.recovery.settings import Identity, TrainingSettings
 from compressor.recovery.student import Student, StudentSettings, StudentSummary, prepare_student
 from compressor.recovery.tracking import keep_written_figures, refuse_missing_tracker
 from compressor.recovery.training import TrainingResult, train
+from compressor.retrieval_shares import too_small_training_share_note
 from compressor.retrieval_tokens import calibration_forms
 from compressor.training_settings import rounding_note, training_settings
 from compressor.training_space import TrainingSpace, stored_bytes
@@ -61,6 +62,7 @@ class TrainingPlan:
     space: TrainingSpace
     tokens: TrainingTokens
     first_batch: Tensor
+    name: Naming
 
     def run_key(self, *parts: str) -> str:
         """Tells runs apart that must not go on from each other's checkpoints; `parts` name the two models."""
@@ -141,7 +143,7 @@ def plan_training(
         retrieval_share=section.retrieval_share,
         seed=seed,
     )
-    return TrainingPlan(section, documents.source.name, student, training, space, tokens, next(iter(tokens)))
+    return TrainingPlan(section, documents.source.name, student, training, space, tokens, next(iter(tokens)), name)
 
 
 def held_out_figures(
@@ -213,8 +215,7 @@ def train_folder(
     """Train a checkpoint and replace its tensors; `training.jsonl` and the curve are put beside them.
 
     Every process trains, and the main one writes. `teacher` gives the device. On a GPU the student computes in
-    bfloat16 and holds in it what is not trained; what is trained and merged is taken from the files, in float32. With
-    `resume` the newest checkpoint in the work folder is gone on from.
+    bfloat16 and holds in it what is not trained; what is trained and merged is taken from the files, in float32.
 
     Raises:
         RequestError, RunError: see `compressor.recovery.training.train`.
@@ -247,6 +248,7 @@ def train_folder(
             None if evaluate is None else lambda step: evaluate(model),
             run_key=run_key,
             decided=plan.decided(),
+            name=plan.name,
             on_note=reporter.say,
         )
     if processes.is_main:
@@ -258,6 +260,8 @@ def train_folder(
 def _notes(plan: TrainingPlan, device: torch.device) -> Iterator[str]:
     if plan.section.sequences % plan.section.batch_size:
         yield rounding_note(plan.section)
+    if plan.section.retrieval_share and not plan.tokens.prompts_before(plan.training.steps):
+        yield too_small_training_share_note(plan.section)
     if device.type == "cuda":
         yield "the first step compiles and tunes the GPU's kernels, which can take minutes."
 

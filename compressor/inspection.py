@@ -58,6 +58,14 @@ class WidthSummary:
 
 
 @dataclass(frozen=True)
+class EngineStep:
+    """An engine that takes the multiples of `step` and no other width, up to the present one."""
+
+    engine: str
+    step: int
+
+
+@dataclass(frozen=True)
 class Inspection:
     model: str
     model_type: str
@@ -71,6 +79,7 @@ class Inspection:
     norm_epsilon: float
     refused_widths: tuple[int, ...]
     widths: tuple[WidthSummary, ...]
+    engine_steps: tuple[EngineStep, ...]
     notes: tuple[str, ...]
     """`cut_fields` of config.json get other values in a cut, those of a nested config after its name and a dot."""
 
@@ -111,6 +120,7 @@ def inspect_model(model: str | None, revision: str | None = None) -> Inspection:
         norm_epsilon=architecture.norm_epsilon(configured.config),
         refused_widths=refused,
         widths=tuple(_width(configured, keep) for keep in _listed_widths(first.head_k_dim) if keep not in refused),
+        engine_steps=_engine_steps(configured),
         notes=notes,
     )  # fmt: skip
 
@@ -141,8 +151,9 @@ def inspection_tables(inspection: Inspection) -> list[Table | str]:
         engines.add_row(engine.engine, *(_SHORT[width.engines[position].verdict] for width in inspection.widths))
     refused = ", ".join(map(str, inspection.refused_widths)) or "none"
     footnotes = [f"{answer.engine}: {answer.note} ({answer.evidence})" for answer in inspection.widths[0].engines]
+    steps = [f"{each.engine} takes the multiples of {each.step} alone" for each in inspection.engine_steps]
     widths = f"widths that the config cannot express: {refused}"
-    return ["\n".join(lines), layers, tensors, fields, states, engines, widths, *footnotes]
+    return ["\n".join(lines), layers, tensors, fields, states, engines, widths, *steps, *footnotes]
 
 
 def _local_weights(configured: ConfiguredModel) -> tuple[tuple[str, ...], Collection[str]]:
@@ -194,9 +205,23 @@ def _listed_widths(head_k_dim: int) -> list[int]:
 
 
 def _width(configured: ConfiguredModel, keep: int) -> WidthSummary:
-    family, needs_fla = family_of(configured.raw_config), configured.architecture.needs_fla
-    answers = engine_answers(family, needs_fla, keep, configured.mixers[0].head_v_dim)
+    answers = engine_answers(family_of(configured.raw_config), configured.mixers[0], keep)
     return WidthSummary(keep, state_bytes(configured.mixers, keep).after, answers)
+
+
+def _engine_steps(configured: ConfiguredModel) -> tuple[EngineStep, ...]:
+    """Of the limits that the listed widths, wide apart, do not show."""
+    mixer, family = configured.mixers[0], family_of(configured.raw_config)
+    taken: dict[str, set[int]] = {}
+    for keep in range(1, mixer.head_k_dim + 1):
+        for answer in engine_answers(family, mixer, keep):
+            taken.setdefault(answer.engine, set()).update([] if answer.verdict == "refused" else [keep])
+    steps = {engine: min(widths) for engine, widths in taken.items() if widths}
+    return tuple(
+        EngineStep(engine, step)
+        for engine, step in steps.items()
+        if 1 < step <= mixer.head_k_dim // 2 and taken[engine] == set(range(step, mixer.head_k_dim + 1, step))
+    )
 
 
 def _expressible(configured: ConfiguredModel, keep: int) -> bool:

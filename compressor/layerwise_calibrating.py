@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from compressor.artifacts import CalibrationProgress, CalibrationStatistics, ProgressFile
 from compressor.calibration.layer_outputs import LayerOutputs
-from compressor.calibration.layerwise import calibrate_layerwise, num_layers
+from compressor.calibration.layerwise import calibrate_layerwise, can_go_on, num_layers
 from compressor.calibration.offloaded import OffloadedModel
 from compressor.calibration.tokens import TokenBatch
 from compressor.export.disk import translate_write_errors
@@ -26,18 +26,25 @@ def calibrate_low_memory(
 ) -> CalibrationStatistics:
     """The sums over `batches`. `file` gets them after every layer, and `start` is what an interrupted run left there.
 
+    A run that begins anew takes the place of what was left: the sums in `file` are of no use without activations.
+
     Raises:
         RunError: activations are NaN or infinite; no space left.
     """
     layers, tokens = num_layers(plan.source.mixers), sum(batch.num_tokens for batch in batches)
-    if start is not None:
+    outputs = LayerOutputs(plan.activations_folder)
+    if start is not None and not can_go_on(start, plan.source.mixers, outputs, len(batches)):
+        reporter.say(f"note: {plan.activations_folder} lacks what the next layer reads: calibrating again")
+        start = None
+    if start is None:
+        file.path.unlink(missing_ok=True)
+    else:
         reporter.say(f"resuming after {start.batches} of {layers} layers")
 
     def on_layer(progress: CalibrationProgress) -> None:
         file.save(progress)
 
     with reporter.stage("calibrating", layers * tokens) as advance, translate_write_errors(plan.resume_folder, None):
-        outputs = LayerOutputs(plan.activations_folder)
         statistics = calibrate_layerwise(
             plan.source.architecture,
             offloaded,

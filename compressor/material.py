@@ -21,6 +21,7 @@ from compressor.evaluation.suites import Suite, choose_suite
 from compressor.evaluation.windows import Document, disjoint_windows
 from compressor.evaluation_checks import refuse_impossible_evaluation
 from compressor.evaluation_section import EvaluationSection
+from compressor.file_kinds import refuse_no_file
 from compressor.naming import Naming, key_of
 from compressor.prompts.base import Task
 from compressor.prompts.completion import CompletionFileTask, load_completion_file
@@ -221,10 +222,13 @@ def _open_text(name: str) -> DocumentStream:
 
 
 def _read_text(name: str) -> str:
+    path, remedy = _path(name), "give a UTF-8 text file"
+    refuse_no_file(path, f"the haystack {name}", remedy)
     try:
-        return _path(name).read_text(encoding="utf-8-sig")
+        return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise RequestError(f"the haystack {name} cannot be read ({error}); give a UTF-8 text file.") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise RequestError(f"the haystack {name} cannot be read ({reason}); {remedy}.") from error
 
 
 def _path(name: str) -> Path:

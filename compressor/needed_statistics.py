@@ -15,8 +15,9 @@ from compressor.artifacts import CalibrationStatistics
 from compressor.calibration.tokens import TokenBatch
 from compressor.data_parallel import Processes
 from compressor.errors import RequestError
-from compressor.fisher.memory import Sizes, fitting_checkpointing, free_bytes
+from compressor.fisher.memory import Sizes, fitting_checkpointing, free_bytes, sequences_at_once
 from compressor.fisher.settings import FisherSettings
+from compressor.launched import launch
 from compressor.planning import RunOptions, RunPlan
 from compressor.preparation import Source
 from compressor.progress import StageReporter
@@ -38,15 +39,22 @@ def refuse_beyond_memory(plan: RunPlan, method: str, options: RunOptions) -> Non
         RequestError: the backward passes need more memory than the device has.
     """
     request, entry = plan.recipe.calibration, get_selector_entry(method)
-    sequences = min(request.batch_size, request.samples)
     if "gradient" in entry.needs and options.statistics is None:
+        sequences = min(request.batch_size, request.samples)
         need = backward_pass(plan.source, sequences * request.sequence_length, plan.dtype.itemsize)
         refuse_beyond(need, available_bytes(plan.device), plan.device, options.name)
     if entry.needs_model:
         free = free_bytes(plan.device)
         weights = plan.cut.parameters.before * plan.dtype.itemsize
-        sizes = _fisher_sizes(plan, sequences)
-        fitting_checkpointing(sizes, FisherSettings(), None if free is None else max(free - weights, 0), plan.device)
+        left = None if free is None else max(free - weights, 0)
+        sizes = _fisher_sizes(plan, fisher_batch(plan, request.samples, launch().count))
+        fitting_checkpointing(sizes, FisherSettings(), left, plan.device, options.name)
+
+
+def fisher_batch(plan: RunPlan, sequences: int, processes: int) -> int:
+    """Sequences that Fisher selection runs at once, where the `processes` share so many of the calibration."""
+    request = plan.recipe.calibration
+    return sequences_at_once(request.batch_size, sequences // processes, request.sequence_length, plan.device)
 
 
 def within_memory(plan: RunPlan, options: RunOptions, processes: Processes) -> RunPlan:

@@ -41,7 +41,7 @@ def compress(recipe: Recipe, options: RunOptions | None = None, console: Console
         RunError: the run failed; the output folder is as it was before.
     """
     options = options or RunOptions()
-    processes = join_processes(recipe.runtime.device)
+    processes = join_processes(recipe.runtime.device, options.name)
     reporter = StageReporter(console if processes.is_main else None)
     with processes.failing_together():
         plan = checked_plan(recipe, options, processes)

@@ -32,9 +32,11 @@ from compressor.preparation import CutPlan, Source, choose_width, open_model, op
 from compressor.recipe import CalibrationSection, Recipe
 from compressor.recipe_checks import refuse_impossible
 from compressor.recovery.refit import refuse_too_few_tokens
+from compressor.retrieval_shares import too_small_share_note
 from compressor.retrieval_tokens import calibration_forms, retrieval_sequences, with_retrieval
 from compressor.selection.registry import candidate_methods
 from compressor.shared_output import resume_folder_of
+from compressor.texts_read import refuse_outputs_among, texts_of
 
 HELD_OUT_SEQUENCES = 8
 """Sequences measured before and after, where the source leaves that many."""
@@ -140,6 +142,7 @@ def plan_run(recipe: Recipe, options: RunOptions) -> RunPlan:
     output.check(configured.folder.path)
     trains = recipe.recovery.train and keep < configured.mixers[0].head_k_dim
     adapter = plan_adapter(recipe.recovery, output, configured.folder.path, trains, name)
+    refuse_outputs_among(texts_of(recipe), (output, adapter))
     length = recipe.calibration.sequence_length
     refuse_sequences_beyond(length, name("calibration.sequence_length", length), configured.config)
     generation_config = configured.folder.path / "generation_config.json"
@@ -176,7 +179,7 @@ def plan_run(recipe: Recipe, options: RunOptions) -> RunPlan:
 def _with_retrieval_share(
     recipe: Recipe, tokenizer: PreTrainedTokenizerBase, name: Naming
 ) -> tuple[Recipe, tuple[str, ...]]:
-    """The recipe with its share of retrieval prompts filled in, and what to say where prompts do not fit."""
+    """The recipe with its share of retrieval prompts filled in, and what to say where there are none in spite of it."""
     calibration = recipe.calibration
     notes: tuple[str, ...] = ()
     share = RETRIEVAL_SHARE if calibration.retrieval_share is None else calibration.retrieval_share
@@ -184,6 +187,10 @@ def _with_retrieval_share(
     try:
         if filled.retrieval_samples:
             calibration_forms(tokenizer, calibration.sequence_length, name)
+        elif share:
+            notes = (too_small_share_note(share, calibration.samples, name),)
+            # Parts that look for prompts among the sequences would look for none that are there.
+            filled = calibration.model_copy(update={"retrieval_share": 0.0})
     except RequestError as refusal:
         if calibration.retrieval_share is not None:
             raise

@@ -169,7 +169,8 @@ def plan_cut(source: Source, recipe: Recipe, keep: int, name: Naming = option_of
     `name(setting)`.
 
     Raises:
-        RequestError: a scaled norm epsilon is asked for in a family that has no scale to undo.
+        RequestError: a scaled norm epsilon is asked for in a family that has no scale to undo, or whose norm has
+            a fixed epsilon.
     """
     first = source.mixers[0]
     before_epsilon = source.architecture.norm_epsilon(source.config)
@@ -181,6 +182,12 @@ def plan_cut(source: Source, recipe: Recipe, keep: int, name: Naming = option_of
             f"such scale: use {remedy}, which is exact."
         )
     after_epsilon = before_epsilon * first.head_k_dim / keep if scaled else before_epsilon
+    if scaled and not source.architecture.norm_epsilon_in_config:
+        given, remedy = (name("selection.norm_epsilon", value) for value in ("scaled", "keep"))
+        raise RequestError(
+            f"{given} would write {after_epsilon:g}, and the output norm of {source.architecture.display_name} takes "
+            f"{before_epsilon:g} whatever config.json says; use {remedy}."
+        )
     cut_config = source.architecture.cut_config(
         source.checkpoint.raw_config, source.config, keep, after_epsilon if scaled else None
     )
@@ -195,9 +202,7 @@ def plan_cut(source: Source, recipe: Recipe, keep: int, name: Naming = option_of
         convolution_state_bytes=convolution_state_bytes(source.mixers, source.checkpoint.raw_config, keep),
         parameters=BeforeAfter(sum(math.prod(shape) for shape in source.shapes.values()), parameters),
         output_bytes=output_bytes,
-        engine_warnings=engine_warnings(
-            family_of(source.checkpoint.raw_config), source.architecture.needs_fla, keep, first.head_v_dim
-        ),
+        engine_warnings=engine_warnings(family_of(source.checkpoint.raw_config), first, keep),
     )
 
 

@@ -41,7 +41,7 @@ from compressor.probe_space import expected_bytes
 from compressor.progress import StageReporter
 from compressor.recipe import RuntimeSection
 from compressor.report import installed_hardware, installed_versions
-from compressor.shared_output import resume_folder_of
+from compressor.texts_read import local_texts, refuse_outputs_among
 
 STATE_DTYPE = torch.float32
 """What the stock classes keep states in, whatever the dtype of the weights."""
@@ -119,8 +119,7 @@ def probe(request: ProbeRequest, console: Console | None = None) -> ProbeOutput:
         output = OutputFolder(expanded(request.output), overwrite=False, advice=NEW_FOLDERS_ONLY)
         output.check(None)
         prepared = _prepare(request, output)
-        # Every run on a folder locks the same file, that of a checkpoint too.
-        with output.lock(resume_folder_of(output) / "lock"):
+        with output.lock():
             for line in prepared.notes:
                 reporter.say(f"note: {line}")
             result = _measure(prepared, request.runtime, reporter)
@@ -143,6 +142,7 @@ def _prepare(request: ProbeRequest, output: OutputFolder) -> _Prepared:
     for each in (configured, other):
         if each is not None:
             output.check(each.folder.path)
+    refuse_outputs_among(local_texts([request.section.text]), [output])
     device, runtime = resolve_device(request.runtime.device), request.runtime
     tokenizer = load_tokenizer(configured.folder.path, runtime.trust_remote_code)
     notes = () if other is None else _notes_on_baseline(configured, other, tokenizer, runtime)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from compressor.checkpoint.layout import INDEX_FILE, listed
+from compressor.checkpoint.presence import no_folder
 from compressor.errors import RequestError
 from compressor.export.companions import companion_files
 from compressor.export.hub import HubAccount, HubFile, PushedCommit, check_repo_id, find_account, upload
@@ -79,8 +80,9 @@ def push(plan: PushPlan, private: bool, say: Callable[[str], None]) -> PushedCom
 
 
 def _read_report(folder: Path) -> Mapping[str, Any]:
-    if not folder.is_dir():
-        raise RequestError(f"there is no folder {folder}; give one that compress wrote.")
+    problem = no_folder(folder)
+    if problem is not None:
+        raise RequestError(f"{problem}; give a folder that compress wrote.")
     compression = read_compression(folder)
     if compression is None:
         raise RequestError(f"{folder} has no readable compression.json; give a folder that compress wrote.")

@@ -12,13 +12,15 @@ from functools import partial
 from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import AfterValidator, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
+from compressor.abbreviation import cut, cut_word, shown
 from compressor.errors import RequestError
 from compressor.evaluation_section import MOST_TOKENS, EvaluationSection
 from compressor.export.sizes import parse_size
 from compressor.section import Section, SettingsError, Word, accepted_by, once
 from compressor.selection.registry import check_selector, get_selector_entry
+from compressor.width import known_allocation
 
 DEFAULT_DATA_SET = "HuggingFaceFW/fineweb"
 DEFAULT_DATA_SET_CONFIG = "sample-10BT"
@@ -28,7 +30,21 @@ DEMO_CALIBRATION: Mapping[str, Any] = {"source": "demo", "samples": 20}
 NormEpsilon = Literal["keep", "scaled", "auto"]
 
 
-_Size = Annotated[str, AfterValidator(accepted_by(parse_size))]
+def _size_as_word(value: Any) -> Any:
+    """YAML reads a plain number of bytes as a number."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    if not isinstance(value, str):
+        raise ValueError(f"{shown(value)} is no size; write it as 500MB, 5GB, 2GiB or 1000000.")
+    return value
+
+
+def _refuse_unreal_size(size: str) -> None:
+    if parse_size(size) >= 2**63:
+        raise RequestError(f'size "{cut_word(size)}" is more than any machine holds; write it as 500MB, 5GB or 2GiB.')
+
+
+_Size = Annotated[str, BeforeValidator(_size_as_word), AfterValidator(accepted_by(_refuse_unreal_size))]
 
 
 class SelectionSection(Section):
@@ -43,8 +59,10 @@ class SelectionSection(Section):
     """Most bytes of a sequence's recurrent state, written as `ExportSection.max_shard_size`; instead of `ratio`."""
     round_to: int = Field(default=16, ge=1)
     """The kept width that `ratio` or `target_state_bytes` gives is a multiple of this."""
+    allocation: Annotated[str, AfterValidator(accepted_by(known_allocation))] = Field(default="uniform", exclude=True)
+    """There is nothing else that it could be: taken as the option is, and not written."""
     scoring: Literal["qk", "k", "q"] = "qk"
-    f: float = Field(default=1.5, ge=1, allow_inf_nan=False)
+    f: float = Field(default=1.5, ge=1)
     """Bound of strong RRQR on max rho (Gu and Eisenstat 1996)."""
     norm_epsilon: NormEpsilon = "keep"
     """scaled: times d_k / k, which undoes the change of scale; auto: what diverges less from the original."""
@@ -66,7 +84,7 @@ class SelectionSection(Section):
         try:
             check_selector(self.method, self.scoring, self.f)
         except RequestError as error:
-            raise ValueError(str(error)) from None
+            raise SettingsError(f"{{scoring}}: {error}", "scoring") from None
         return self
 
 
@@ -136,7 +154,7 @@ class RecoverySection(Section):
     trainable: Literal["lora", "mixers"] = "lora"
     """lora: adapters on the mixers' projections, convolutions and norms whole; mixers: all of the mixers' weights."""
     rank: int = Field(default=32, ge=1)
-    alpha: float = Field(default=64.0, gt=0, allow_inf_nan=False)
+    alpha: float = Field(default=64.0, gt=0)
     """An adapter's output is multiplied by alpha / rank."""
     targets: Annotated[list[Word], Field(min_length=1), AfterValidator(once)] | None = None
     """Last names of the modules that get an adapter; None: all projections of the mixers."""
@@ -146,15 +164,15 @@ class RecoverySection(Section):
     final_learning_rate: float = Field(default=1e-5, ge=0, le=1)
     warmup_share: float = Field(default=0.05, ge=0, le=1)
     weight_decay: float = Field(default=0.0, ge=0, le=1)
-    gradient_norm: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    gradient_norm: float = Field(default=1.0, gt=0)
     """Longer gradients are scaled down to it."""
-    kl_weight: float = Field(default=1.0, ge=0, allow_inf_nan=False)
+    kl_weight: float = Field(default=1.0, ge=0)
     """Of KL(teacher || student)."""
-    cross_entropy_weight: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    cross_entropy_weight: float = Field(default=0.0, ge=0)
     """Of the loss on the text itself."""
-    temperature: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    temperature: float = Field(default=1.0, gt=0)
     """Of both distributions of the KL."""
-    matching_weight: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    matching_weight: float = Field(default=0.0, ge=0)
     """Of the match of every mixer's outputs with the teacher's."""
     checkpoint_every: int = Field(default=200, ge=1)
     """Steps between two checkpoints, which --resume goes on from."""
@@ -240,10 +258,16 @@ _SENTENCES = {
 }
 
 
+_MOST_MISTAKES = 20
+
+
 def describe(error: ValidationError, name: Callable[[str], str] = str) -> list[str]:
-    """A line for each mistake; `name` is what the user knows a setting as."""
+    """A line for each mistake, of many for the first ones; `name` is what the user knows a setting as.
+
+    No value is shown at a length that nobody reads.
+    """
     lines = []
-    for problem in error.errors():
+    for problem in error.errors()[:_MOST_MISTAKES]:
         path = name(".".join(part for part in problem["loc"] if isinstance(part, str)))
         message = problem["msg"].removeprefix("Value error, ")
         if problem["type"] == "extra_forbidden":
@@ -253,10 +277,14 @@ def describe(error: ValidationError, name: Callable[[str], str] = str) -> list[s
         elif problem["type"] == "value_error":
             lines.append(f"{path}: {message}" if path else message)
         elif problem["type"] in _SENTENCES:
-            lines.append(f"{path}: " + _SENTENCES[problem["type"]].format(problem["input"]))
+            given = problem["input"]
+            word = cut_word(given) if isinstance(given, str) else shown(given)
+            lines.append(f"{path}: " + _SENTENCES[problem["type"]].format(word))
         else:
-            lines.append(f"{path}: {message} (got {problem['input']!r})")
-    return lines
+            lines.append(f"{path}: {message} (got {shown(problem['input'])})")
+    if error.error_count() > _MOST_MISTAKES:
+        lines.append(f"{error.error_count() - _MOST_MISTAKES:,} more mistakes follow; correct these first.")
+    return [cut(line) for line in lines]
 
 
 def _field_of(location: tuple[int | str, ...], name: Callable[[str], str], field: str) -> str:

@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from compressor.calibration.tokenizer import load_tokenizer
 from compressor.checkpoint.config_file import CONFIG_FILE
+from compressor.checkpoint.presence import no_folder
 from compressor.checkpoint.source import ADAPTER_FILE
 from compressor.errors import RequestError
 from compressor.evaluation.tokenizer_identity import tokenizer_sha256
@@ -28,8 +29,9 @@ from compressor.verification.slices import first_difference, read_selection
 
 def read_folder(folder: Path) -> tuple[Report, Recipe]:
     """What the folder says of itself; nothing in it may be missing, or be of a training that would be lost."""
-    if not folder.is_dir():
-        raise RequestError(f"there is no folder {folder}; give a folder that compress wrote.")
+    problem = no_folder(folder)
+    if problem is not None:
+        raise RequestError(f"{problem}; give a folder that compress wrote.")
     if (folder / ADAPTER_FILE).is_file() and not (folder / CONFIG_FILE).is_file():
         raise RequestError(
             f"{folder} holds an adapter ({ADAPTER_FILE}) and no model; give the folder that compress wrote and the "

@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
+from compressor.abbreviation import cut_word
 from compressor.command_words import path
 from compressor.errors import RequestError
 from compressor.flat_settings import validate_both
@@ -94,7 +95,8 @@ def _sections(recipe: Path) -> dict[str, dict[str, Any]]:
     unknown = [key for key in settings if key not in Recipe.model_fields]
     if unknown:
         raise RequestError(
-            f"{recipe}: {unknown[0]} is no part of a recipe; known are {', '.join(Recipe.model_fields)}: correct it."
+            f"{recipe}: {cut_word(unknown[0])} is no part of a recipe; known are {', '.join(Recipe.model_fields)}: "
+            "correct it."
         )
     sections = {key: settings[key] for key in ("recovery", "runtime") if settings.get(key) is not None}
     for key, value in sections.items():

@@ -47,6 +47,7 @@ from compressor.recovery_report import training_report
 from compressor.report import EvaluationReport, RecoveryReport, Report, VerificationReport
 from compressor.reporting import CardPlace, card_facts, load_line
 from compressor.shared_output import held, remove_resume_folder, resume_folder_of
+from compressor.texts_read import refuse_outputs_among, texts_of
 from compressor.training_settings import refuse_idle_settings, refuse_processes, training_settings
 from compressor.verification.run import verify_folder
 
@@ -111,6 +112,7 @@ def plan_recovery(request: RecoverRequest) -> RecoverPlan:
     output = OutputFolder(output_dir, request.options.overwrite)
     output.check(folder)
     adapter = plan_adapter(section, output, folder, True, request.options.name)
+    refuse_outputs_among(texts_of(recipe), (output, adapter))
     tokenizer = load_tokenizer(folder, runtime.trust_remote_code)
     refuse_other_tokenizer(tokenizer, teacher, runtime.trust_remote_code)
     cut = (configured.architecture, configured.raw_config)
@@ -138,7 +140,7 @@ def recover(request: RecoverRequest, console: Console | None = None) -> Report:
         RequestError: the request cannot be met; nothing was written.
         RunError: the run failed; the output folder is as it was before, and --resume goes on from the last checkpoint.
     """
-    processes = join_processes(request.runtime.device)
+    processes = join_processes(request.runtime.device, request.options.name)
     reporter = StageReporter(console if processes.is_main else None)
     with processes.failing_together():
         plan = plan_recovery(request)

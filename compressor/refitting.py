@@ -94,7 +94,9 @@ def allowed_policies(plan: RunPlan, model: PreTrainedModel, batch: TokenBatch) -
         return Policies(("keep",), None, ())
     try:
         scaled = _with_policy(plan, "scaled")
-        smallest = refuse_epsilon_near_other_norms(plan.source.architecture, model, batch, scaled.norm_epsilon[1])
+        smallest = refuse_epsilon_near_other_norms(
+            plan.source.architecture, model, batch, scaled.norm_epsilon[1], plan.name
+        )
     except RequestError as refusal:
         if asked == "scaled":
             raise

@@ -11,7 +11,7 @@ from rich.table import Column, Table
 
 from compressor.architectures.base import Architecture
 from compressor.architectures.engines import engine_answers
-from compressor.architectures.family import family_of
+from compressor.architectures.family import family_of, vision_note
 from compressor.calibration.tokens import PackedTokens
 from compressor.cutting import WrittenCut
 from compressor.distilling import Trained
@@ -75,7 +75,7 @@ def build_report(plan: RunPlan, facts: RunFacts) -> Report:
         evaluation=facts.evaluation,
         verification=facts.verification,
         engines=list(engine_lines(plan)),
-        notes=[*plan.notes, *facts.policies.notes, *cut.engine_warnings, *facts.tokens.problems],
+        notes=[*plan.notes, *facts.policies.notes, *written.notes, *cut.engine_warnings, *facts.tokens.problems],
         timings_s={name: round(seconds, 3) for name, seconds in facts.timings_s.items()},
         versions=installed_versions(),
         selection=written.selection,
@@ -101,9 +101,8 @@ def load_line(architecture: Architecture, folder: str | None) -> str:
 
 
 def engine_lines(plan: RunPlan) -> tuple[str, ...]:
-    first = plan.source.mixers[0]
-    family, needs_fla = family_of(plan.source.checkpoint.raw_config), plan.source.architecture.needs_fla
-    answers = engine_answers(family, needs_fla, plan.cut.keep, first.head_v_dim)
+    family = family_of(plan.source.checkpoint.raw_config)
+    answers = engine_answers(family, plan.source.mixers[0], plan.cut.keep)
     return tuple(
         f"{answer.engine}: {answer.verdict} ({answer.note}; {answer.evidence})"
         + ("" if answer.command is None else f": `{answer.command}`")
@@ -142,7 +141,7 @@ def card_facts(place: CardPlace, report: Report) -> ModelCardFacts:
         model_type=report.architecture,
         needs_fla=place.needs_fla,
         trust_remote_code=place.trust_remote_code,
-        loading_note=place.loading_note,
+        loading_note=place.loading_note or vision_note(report.architecture),
         method=report.method,
         scoring=report.scoring,
         ratio=report.ratio,

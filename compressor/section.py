@@ -1,14 +1,23 @@
-"""What all sections of settings are: strict, frozen, with lists that name nothing twice. Imports no torch."""
+"""What all sections of settings are: strict, frozen, of a size that can be read. Imports no torch."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
+from compressor.abbreviation import cut_word, shown
 from compressor.errors import RequestError
+
+_MOST_CHARACTERS = 4096
+"""Of a word: the longest path of Linux."""
+_MOST_ENTRIES = 1000
+_BEYOND_NUMBERS = 10**40
+_WITH_EXPONENT = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+")
+"""Numbers that YAML 1.1, which wants a point and a sign in them, reads as words."""
 
 Value = TypeVar("Value")
 
@@ -16,7 +25,20 @@ Value = TypeVar("Value")
 class Section(BaseModel):
     """Settings of one kind; a field that is not known is a mistake."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _read(cls, value: Any, info: ValidationInfo) -> Any:
+        for each in value if isinstance(value, list) else (value,):
+            _refuse_huge(each)
+        if isinstance(value, list) and len(value) > _MOST_ENTRIES:
+            raise ValueError(f"{len(value):,} entries are more than are taken; give at most {_MOST_ENTRIES:,}.")
+        kind = cls.model_fields[info.field_name or ""].annotation
+        takes_numbers = kind is float or float in get_args(kind)
+        if takes_numbers and isinstance(value, str) and _WITH_EXPONENT.fullmatch(value):
+            return float(value)
+        return value
 
 
 class SettingsError(ValueError):
@@ -29,6 +51,17 @@ class SettingsError(ValueError):
     def told(self, name: Callable[[str], str]) -> str:
         """The sentence, with what `name` calls each field."""
         return self._sentence.format(**{field: name(field) for field in self._fields})
+
+
+def _refuse_huge(value: object) -> None:
+    """Of what no setting can mean, and no later message could show."""
+    if isinstance(value, str) and len(value) > _MOST_CHARACTERS:
+        raise ValueError(
+            f"{shown(value)} has {len(value):,} characters, and no name or path has more than {_MOST_CHARACTERS:,}; "
+            "give a shorter one."
+        )
+    if isinstance(value, int) and abs(value) >= _BEYOND_NUMBERS:
+        raise ValueError(f"{shown(value)} is more than any setting takes; give a smaller one.")
 
 
 Word = Annotated[str, Field(min_length=1)]
@@ -73,5 +106,5 @@ def refuse_doubles(name: str, values: Sequence[object]) -> None:
 def _double(values: Sequence[object]) -> str | None:
     for value, count in Counter(values).items():
         if count > 1:
-            return f"{value} is named twice; leave one out."
+            return f"{cut_word(str(value))} is named twice; leave one out."
     return None

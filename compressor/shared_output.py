@@ -11,10 +11,13 @@ from pathlib import Path
 from compressor.data_parallel import Processes
 from compressor.export.folder import OutputFolder
 from compressor.export.interrupts import termination_raises
+from compressor.export.locks import lock_file_of
 from compressor.interruption import explained_interrupts
 
+_ACTIVATIONS = "activations"
+_SCRATCH = r"weights|calibration\.partial"
 _PARTS = {
-    "calibration": r"activations|weights|calibration(-\d+-of-\d+)?\.(safetensors|partial)",
+    "calibration": rf"{_SCRATCH}|{_ACTIVATIONS}|calibration(-\d+-of-\d+)?\.(safetensors|partial)",
     "training": "training",
     "cuts": "cuts",
 }
@@ -23,31 +26,42 @@ _PARTS = {
 
 def resume_folder_of(output: OutputFolder) -> Path:
     """Beside the output: its lock, and what --resume goes on with."""
-    return output.path.with_name(f"{output.path.name}.resume")
+    return lock_file_of(output.path).parent
 
 
 def remove_resume_folder(output: OutputFolder, parts: Iterable[str]) -> None:
-    """Remove `parts` of what runs leave there, and the folder where nothing else stands in it.
+    """Remove `parts` of what runs leave there; the folder goes with its lock, where nothing else stands in it.
 
     A user's own file is not ours, nor is what another command that was interrupted may go on with.
     """
+    _remove(resume_folder_of(output), "|".join(_PARTS[part] for part in parts))
+
+
+def _remove_unusable(output: OutputFolder) -> None:
+    """Remove what no run goes on with: weights in another form, a half-written file, activations of no finished layer.
+
+    A file of other sums that a process of several is writing is its own to finish.
+    """
     folder = resume_folder_of(output)
-    ours = re.compile("|".join(["lock", *(_PARTS[part] for part in parts)]))
+    finished = any(folder.glob("calibration*.safetensors"))
+    _remove(folder, _SCRATCH if finished else f"{_SCRATCH}|{_ACTIVATIONS}")
+
+
+def _remove(folder: Path, pattern: str) -> None:
     with suppress(OSError):
         for entry in list(folder.iterdir()):
-            if not ours.fullmatch(entry.name):
+            if not re.fullmatch(pattern, entry.name):
                 continue
             if entry.is_dir() and not entry.is_symlink():
                 shutil.rmtree(entry, ignore_errors=True)
             else:
                 entry.unlink(missing_ok=True)
-        folder.rmdir()
 
 
 @contextmanager
 def held(outputs: Sequence[OutputFolder], saved: Sequence[Path], processes: Processes) -> Iterator[None]:
     """Lock `outputs`, the first of which is the run's, for all processes; what was left there is put right before any
-    of them goes on.
+    of them goes on. However the run ends, nothing stays beside them that no other could go on with.
 
     Raises:
         RequestError: another run holds one of them; as `OutputFolder.check`.
@@ -59,7 +73,8 @@ def held(outputs: Sequence[OutputFolder], saved: Sequence[Path], processes: Proc
         if processes.is_main:
             stack.enter_context(explained_interrupts(outputs[0].path, saved))
             for output in outputs:
-                stack.enter_context(output.lock(resume_folder_of(output) / "lock"))
+                stack.enter_context(output.lock())
+            stack.callback(_remove_unusable, outputs[0])
         else:
             stack.enter_context(termination_raises())
         processes.wait_for_all()

@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -20,6 +20,10 @@ from torch import Tensor
 
 from compressor.artifacts import CalibrationStatistics
 from compressor.errors import RequestError, RunError
+from compressor.export.locks import lock_file_of
+from compressor.export.placement import lies_in
+from compressor.export.trial import file_problem
+from compressor.file_kinds import kind_of
 from compressor.home_folders import expanded
 from compressor.selection.request import Statistic
 
@@ -59,37 +63,27 @@ def model_sha256(weights_sha256: str, raw_config: Mapping[str, object]) -> str:
     return hashlib.sha256(f"{weights_sha256}\n{json.dumps(raw_config, sort_keys=True)}".encode()).hexdigest()
 
 
-def refuse_place(path: Path, output: Path, model: Path, text: Path, overwrite: bool) -> None:
+def refuse_place(path: Path, outputs: Sequence[Path], model: Path, texts: Iterable[Path], overwrite: bool) -> None:
     """Refuse, before any work, a file to save to that would not be there at the end, or that is not ours to replace.
 
     Raises:
         RequestError: there is no such folder; the file exists and not `overwrite`, or holds no statistics; it lies in
-            the folders `output` or `model`, or is the `text` of the calibration.
+            the folders `outputs` or `model` or among the `texts` that are read, or nothing can be written there.
     """
-    real, folder = Path(os.path.realpath(expanded(path))), Path(os.path.realpath(output))
-    if folder.with_name(f"{folder.name}.resume") in real.parents:
-        raise RequestError(
-            f"--save-statistics {path} lies in the folder that --resume goes on with; name a file elsewhere."
-        )
-    if Path(os.path.realpath(model)) in (*real.parents, Path(os.path.realpath(expanded(path).parent))):
-        raise RequestError(
-            f"--save-statistics {path} lies in the model's folder, whose files this run reads; name a file elsewhere."
-        )
-    if real == Path(os.path.realpath(expanded(text))):
-        raise RequestError(f"--save-statistics {path} is the text of the calibration; name another file.")
-    if real == folder or folder in real.parents:
-        raise RequestError(
-            f"--save-statistics {path} lies in the output folder, beside whose weights no other may stand; name a file "
-            "elsewhere."
-        )
+    given = expanded(path)
+    _refuse_folders(path, given, outputs, model, texts)
+    real = Path(os.path.realpath(given))
     if real.is_dir():
         raise RequestError(f"--save-statistics {path} is a folder; name a file, such as {path}/statistics.safetensors.")
     if real.exists() and not real.is_file():
         raise RequestError(f"--save-statistics {path} is a device or a pipe, not a file; name a file.")
     if not real.parent.is_dir():
         raise RequestError(f"--save-statistics {path}: there is no folder {real.parent}; make it first.")
-    if not os.access(real.parent, os.W_OK):
-        raise RequestError(f"--save-statistics {path}: {real.parent} cannot be written to; name another folder.")
+    problem = file_problem(real.parent)
+    if problem is not None:
+        raise RequestError(
+            f"--save-statistics {path}: {real.parent} cannot be written to ({problem}); name another folder."
+        )
     if real.exists() and not overwrite:
         raise RequestError(f"--save-statistics {path} exists; give --overwrite to replace it, or name another file.")
     if real.exists() and not _is_ours(real):
@@ -97,6 +91,31 @@ def refuse_place(path: Path, output: Path, model: Path, text: Path, overwrite: b
             f"--save-statistics {path} exists and holds no statistics, and --overwrite replaces only those; name "
             "another file."
         )
+
+
+def _refuse_folders(path: Path, given: Path, outputs: Sequence[Path], model: Path, texts: Iterable[Path]) -> None:
+    if lies_in(given, model):
+        raise RequestError(
+            f"--save-statistics {path} lies in the model's folder, whose files this run reads; name a file elsewhere."
+        )
+    for text in texts:
+        if os.path.realpath(given) == os.path.realpath(text):
+            raise RequestError(f"--save-statistics {path} is a text that this run reads; name another file.")
+        if text.is_dir() and lies_in(given, text):
+            raise RequestError(
+                f"--save-statistics {path} lies in {text}, a folder of texts that this run reads; name a file "
+                "elsewhere."
+            )
+    for output in outputs:
+        if lies_in(given, lock_file_of(output).parent):
+            raise RequestError(
+                f"--save-statistics {path} lies in the folder that --resume goes on with; name a file elsewhere."
+            )
+        if Path(os.path.realpath(given)) == output or lies_in(given, output):
+            raise RequestError(
+                f"--save-statistics {path} lies in the output folder {output}, beside whose weights no other may "
+                "stand; name a file elsewhere."
+            )
 
 
 def save_statistics(path: Path, identity: StatisticsIdentity, statistics: CalibrationStatistics) -> None:
@@ -179,7 +198,9 @@ def load_statistics(path: Path) -> CalibrationStatistics:
 def _read_header(path: Path) -> tuple[dict[str, str], list[str]]:
     file_path = expanded(path)
     if not file_path.is_file():
-        raise RequestError(f"--statistics {path}: there is no such file; give one that --save-statistics wrote.")
+        kind = kind_of(file_path)
+        found = "there is no such file" if kind is None else f"that is {kind}, not a file"
+        raise RequestError(f"--statistics {path}: {found}; give one that --save-statistics wrote.")
     try:
         with safe_open(file_path, framework="pt") as file:
             metadata, names = dict(file.metadata() or {}), list(file.keys())

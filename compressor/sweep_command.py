@@ -7,10 +7,12 @@ from pathlib import Path
 
 from rich.console import Console
 
+from compressor.abbreviation import cut_word
 from compressor.command_options import add_calibration_options, add_scoring_options, add_statistics_options
 from compressor.errors import RequestError
 from compressor.flat_settings import names_of_flat, nest_flat_settings
 from compressor.launched import LaunchedParser, launch
+from compressor.naming import Naming
 from compressor.sweep_recipes import sweep_recipes, swept_methods
 
 DEFAULT_RATIOS = "0.25,0.5,0.75"
@@ -24,7 +26,7 @@ def sweep_command(words: list[str]) -> int:
     own = {name: arguments.pop(name, None) for name in names}
     output = arguments.pop("output_dir")
     ratios, methods = _ratios(own["ratios"]), _names(own["methods"])
-    settings, name = nest_flat_settings(arguments), names_of_flat(arguments, recipe=False)
+    settings, name = nest_flat_settings(arguments), _names_of_sweep(names_of_flat(arguments, recipe=False))
     sweep_recipes(settings, ratios, methods, output, name)  # What is wrong with them is said before torch is imported.
     from compressor.data_parallel import leave_processes
     from compressor.planning import RunOptions
@@ -82,6 +84,16 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _names_of_sweep(name: Naming) -> Naming:
+    """What `name` names, with the two options that a sweep has in place of others."""
+    own = {"selection.ratio": "ratios", "selection.method": "methods"}
+
+    def named(setting: str, value: object = None, /) -> str:
+        return name(own.get(setting, setting), value)
+
+    return named
+
+
 def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
@@ -90,4 +102,6 @@ def _ratios(text: str) -> tuple[float, ...]:
     try:
         return tuple(float(word) for word in _names(text))
     except ValueError:
-        raise RequestError(f'--ratios "{text}" has a word that is no number; write them as {DEFAULT_RATIOS}.') from None
+        raise RequestError(
+            f'--ratios "{cut_word(text)}" has a word that is no number; write them as {DEFAULT_RATIOS}.'
+        ) from None

@@ -7,6 +7,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from compressor.abbreviation import cut_word
 from compressor.errors import RequestError
 from compressor.naming import Naming, key_of
 from compressor.recipe import Recipe
@@ -73,7 +74,8 @@ def _refuse_ratio(ratio: float) -> None:
     if ratio == 0:
         raise RequestError("--ratios 0 removes nothing, and the original is measured anyway; give ratios above 0.")
     if not 0 < ratio < 1:
-        raise RequestError(f"--ratios {ratio:g} is no share that can be removed; give numbers above 0 and below 1.")
+        given = repr(ratio).removesuffix(".0")
+        raise RequestError(f"--ratios {given} is no share that can be removed; give numbers above 0 and below 1.")
 
 
 def _refuse_method(method: str) -> None:
@@ -87,4 +89,4 @@ def _refuse_method(method: str) -> None:
         )
     nearest = get_close_matches(method.lower(), swept_methods(), n=1)
     hint = f"did you mean {nearest[0]}? Known here" if nearest else "known here"
-    raise RequestError(f'--methods "{method}" is no method; {hint}: {", ".join(swept_methods())}.')
+    raise RequestError(f'--methods "{cut_word(method)}" is no method; {hint}: {", ".join(swept_methods())}.')

@@ -32,6 +32,7 @@ from compressor.session import Session, needed_by, open_session
 from compressor.shared_output import held, remove_resume_folder, staged_by_main
 from compressor.sweep_recipes import sweep_recipes
 from compressor.sweep_results import FIGURE_FILE, RESULT_FILE, Sweep, SweepRecord, collect_sweep, draw_sweep, record_cut
+from compressor.training_settings import refuse_processes
 from compressor.width import kept_width
 
 
@@ -76,7 +77,7 @@ def plan_sweep(request: SweepRequest) -> SweepPlan:
         if (method, keep) in cuts:
             other = cuts[method, keep].recipe.selection.ratio
             raise RequestError(
-                f"--ratios {other:g} and {recipe.selection.ratio:g} both keep {keep} of {plan.cut.key_dim.before} key "
+                f"--ratios {other} and {recipe.selection.ratio} both keep {keep} of {plan.cut.key_dim.before} key "
                 "channels; leave one out, or give a smaller --round-to."
             )
         refuse_beyond_memory(plan, method, request.options)
@@ -111,7 +112,7 @@ def _naming_cut(recipe: Recipe) -> Iterator[None]:
 
 
 def _of_cut(recipe: Recipe, error: RequestError) -> RequestError:
-    return RequestError(f"ratio {recipe.selection.ratio:g}, method {recipe.selection.method}: {error}")
+    return RequestError(f"ratio {recipe.selection.ratio}, method {recipe.selection.method}: {error}")
 
 
 def sweep(request: SweepRequest, console: Console | None = None) -> Sweep:
@@ -122,10 +123,13 @@ def sweep(request: SweepRequest, console: Console | None = None) -> Sweep:
         RunError: the run failed; the output folder is as it was before, and --resume makes only the cuts that are not
             finished.
     """
-    processes = join_processes(str(request.settings.get("runtime", {}).get("device", "auto")))
+    name = request.options.name
+    processes = join_processes(str(request.settings.get("runtime", {}).get("device", "auto")), name)
     reporter = StageReporter(console if processes.is_main else None)
     with processes.failing_together():
         plan = plan_sweep(request)
+        if plan.base.training is not None:
+            refuse_processes(plan.base.training.training, processes.count, name)
         for note in plan.base.notes:
             reporter.say(f"note: {note}")
         saved = [plan.base.calibration_file(index, processes.count) for index in range(processes.count)]
@@ -211,7 +215,7 @@ def _write(
 def _plan_of(base: RunPlan, recipe: Recipe, options: RunOptions) -> RunPlan:
     """What `base` opened, for the method and width of `recipe` and a folder of their names."""
     selection = recipe.selection
-    keep = kept_width(base.cut.key_dim.before, selection.ratio, None, selection.round_to)
+    keep = kept_width(base.cut.key_dim.before, selection.ratio, None, selection.round_to, base.name)
     place = base.output.path / f"{selection.method}-{keep}"
     resolved = base.recipe.model_copy(update={"selection": selection, "output_dir": str(place)})
     cut, training = plan_cut(base.source, resolved, keep, base.name), base.training

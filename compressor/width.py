@@ -7,7 +7,7 @@ import math
 from compressor.errors import RequestError
 from compressor.naming import Naming, option_of
 
-_STEP = "selection.round_to"
+_STEP, _RATIO = "selection.round_to", "selection.ratio"
 
 
 def kept_width(
@@ -35,13 +35,13 @@ def kept_width(
     keep = math.floor(exact / round_to + 0.5) * round_to
     if keep == 0:
         raise RequestError(
-            f"a ratio of {ratio:g} leaves {exact:g} of {head_k_dim} key channels, "
+            f"{name(_RATIO, ratio)} leaves {exact:g} of {head_k_dim} key channels, "
             f"which {name(_STEP, round_to)} rounds to 0; use {_smaller(head_k_dim, exact, name)}."
         )
     if keep >= head_k_dim:
         raise RequestError(
-            f"a ratio of {ratio:g} leaves {exact:g} of {head_k_dim} key channels, which {name(_STEP, round_to)} rounds "
-            f"to {keep}: nothing would be removed; use a larger ratio{_or_step(head_k_dim - exact, name)}."
+            f"{name(_RATIO, ratio)} leaves {exact:g} of {head_k_dim} key channels, which {name(_STEP, round_to)} "
+            f"rounds to {keep}: nothing would be removed; use a larger ratio{_or_step(head_k_dim - exact, name)}."
         )
     return keep
 
@@ -60,19 +60,27 @@ def _or_step(channels: float, name: Naming) -> str:
     return f" or {name(_STEP, 1 if channels < 2 else 2 ** int(math.log2(channels)))}"
 
 
-def check_allocation(name: str) -> None:
+def known_allocation(name: str) -> None:
     """Whether layers can have such widths: `uniform`, the same for all, is what a config can say.
 
     Raises RequestError for another, the reason named for `per-layer`.
     """
     if name == "per-layer":
         raise RequestError(
-            "--allocation per-layer gives each layer a key width of its own, and the configs of flash-linear-attention "
-            "and transformers have one for all layers, so that no stock class would load the result; leave it at "
-            "uniform. benchmarks/allocation.py simulates what it would gain."
+            "per-layer gives each layer a key width of its own, and the configs of flash-linear-attention and "
+            "transformers have one for all layers, so that no stock class would load the result; leave it at uniform. "
+            "benchmarks/allocation.py simulates what it would gain."
         )
     if name != "uniform":
-        raise RequestError(f'--allocation "{name}" is none; give uniform, the same width for all layers.')
+        raise RequestError(f'"{name}" is none; give uniform, the same width for all layers.')
+
+
+def check_allocation(name: str) -> None:
+    """The same for the option. Raises RequestError, which names it."""
+    try:
+        known_allocation(name)
+    except RequestError as error:
+        raise RequestError(f"--allocation {error}") from None
 
 
 def width_within(head_k_dim: int, channel_bytes: int, target: int, round_to: int, name: Naming = option_of) -> int:

@@ -18,11 +18,12 @@ from compressor.planning import RunOptions, held_out_to_refit, plan_run
 from compressor.progress import Advance, StageReporter
 from compressor.recipe import Recipe
 from compressor.session import open_session
+from tests.test_fisher_memory import little_memory
 from tests.test_pipeline import compress, make_source, make_text
 
 FAST = ["--no-verify", "--no-evaluate"]
 MANY = ["--calibration-samples", "100000000", "--batch-size", "100000000", "--retrieval-share", "0"]
-"""More tokens at once than backward passes have memory for, where the text has few."""
+"""More tokens at once than the loss's gradient has memory for, where the text has few."""
 
 
 def report_of(folder: Path) -> dict[str, Any]:
@@ -183,9 +184,10 @@ def test_auto_without_a_refit_compares_plain_cuts(source: Path, tmp_path: Path) 
 
 
 def test_auto_leaves_out_what_does_not_fit_in_memory(
-    mamba2: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    mamba2: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What needs forward passes alone is tried."""
+    little_memory(monkeypatch, tmp_path)
     assert compress(mamba2, tmp_path / "out", make_text(tmp_path), "--method", "auto", *FAST, *MANY) == 0
     report, shown = report_of(tmp_path / "out"), " ".join(capsys.readouterr().out.split())
     assert [cut["method"] for cut in report["selection"]["candidates"]] == ["drrqr", "energy", "ghost"]
@@ -245,12 +247,15 @@ def test_scoring_is_refused(method: str, source: Path, tmp_path: Path, capsys: p
 
 
 def test_fisher_without_enough_memory_is_refused_before_anything_is_read(
-    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    little_memory(monkeypatch, tmp_path)
     words = [str(source), "--ratio", "0.5", "--round-to", "1", "--device", "cpu", "--method", "fisher", *MANY]
     words += ["--calibration", str(make_text(tmp_path)), "--output-dir", str(tmp_path / "out")]
+    words += ["--sequence-length", "80"]
     assert main(words) == 2
     error = capsys.readouterr().err
     assert "Fisher selection needs about" in error
-    assert "lower the batch size or the sequence length, or use the method drrqr" in error
+    assert "GB beside the model for a batch of 51 x 80 tokens and cpu has 0.0 GB free" in error
+    assert "lower --batch-size or --sequence-length, or use --method drrqr, which needs no gradients" in error
     assert not (tmp_path / "out.resume").exists()

@@ -17,6 +17,7 @@ from compressor.artifacts import CalibrationStatistics
 from compressor.data_parallel import alone, join_processes, refuse_shared_gpus
 from compressor.errors import RequestError
 from compressor.launched import Launch, fully_sharded_version, launch
+from compressor.naming import key_of
 
 ROOT = Path(__file__).resolve().parents[1]
 ELSEWHERE = "another process of this run failed, whose own message says why; this one was stopped."
@@ -112,6 +113,8 @@ def test_a_field_that_may_be_no_sum_is_refused() -> None:
 def test_two_processes_on_one_gpu_are_refused(device: str, gpus: int, message: str) -> None:
     with pytest.raises(RequestError, match=message):
         refuse_shared_gpus(torch.device(device), gpus, 2)
+    with pytest.raises(RequestError, match=r"runtime\.device"):
+        refuse_shared_gpus(torch.device(device), gpus, 2, key_of)
     refuse_shared_gpus(torch.device("cuda"), 2, 2)
 
 

@@ -16,6 +16,8 @@ from tests.families import MAMBA2_HYBRIDS, SUPPORTED_VARIANTS, open_tiny, random
 from tests.test_hub_model import fake_cache
 from tests.tiny_models import read_weights, save_tiny
 
+EIGHT_HEADS = {"num_heads": 8, "head_dim": 8}
+
 
 @pytest.mark.parametrize("name", [*SUPPORTED_VARIANTS, *MAMBA2_HYBRIDS])
 def test_what_is_said_to_be_cut_is_what_a_cut_changes(name: str, tmp_path: Path) -> None:
@@ -62,3 +64,15 @@ def test_every_engine_is_explained(tmp_path: Path) -> None:
     sentences = [part for part in inspection_tables(inspection) if isinstance(part, str)]
     for answer in inspection.widths[0].engines:
         assert f"{answer.engine}: {answer.note} ({answer.evidence})" in sentences
+
+
+def test_the_widths_between_the_listed_ones(tmp_path: Path) -> None:
+    """As with one group of Mamba-2, whose convolution's width goes by twice the state's: 8 channels in fours."""
+    one_group = inspect_model(str(save_tiny("m2_one_group", tmp_path / "one", overrides=EIGHT_HEADS)))
+    assert [(each.engine, each.step) for each in one_group.engine_steps] == [
+        ("transformers 5.23 with causal_conv1d 1.6", 4)
+    ]
+    assert "transformers 5.23 with causal_conv1d 1.6 takes the multiples of 4 alone" in inspection_tables(one_group)
+    two_groups = inspect_model(str(save_tiny("m2", tmp_path / "two", overrides=EIGHT_HEADS)))
+    assert [each.step for each in two_groups.engine_steps] == [2]
+    assert inspect_model(str(save_tiny("gated_deltanet", tmp_path / "fla"))).engine_steps == ()

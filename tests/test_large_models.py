@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from accelerate import dispatch_model
 from accelerate.utils import check_device_map
 
 from compressor.artifacts import CalibrationProgress, CalibrationStatistics, ProgressFile
+from compressor.calibration.layer_outputs import LayerOutputs
 from compressor.calibration.run import calibrate
 from compressor.calibration.tokens import TokenBatch
 from compressor.checkpoint.config_file import read_config
@@ -63,6 +66,45 @@ def test_an_interrupted_run_in_low_memory_is_resumed(
     assert compress(source, tmp_path / "out", text, *words, "--resume") == 0
     assert "resuming after 2 of 3 layers" in capsys.readouterr().out
     assert hashes(tmp_path / "out")["selection.json"] == hashes(tmp_path / "whole")["selection.json"]
+
+
+@pytest.mark.parametrize("name", ["q35", "qw_experts"])
+def test_a_run_in_low_memory_that_ends_in_its_first_layer_leaves_nothing(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of experts, the loader writes weights in another form beside the activations."""
+    source, text = make_source(name, tmp_path / "source"), make_text(tmp_path)
+    save, words = LayerOutputs.save_output, [*WITHOUT_WHOLE_MODELS, "--low-memory"]
+
+    def stop_behind_the_first_output(outputs: LayerOutputs, layer: int, batch: int, output: Any) -> None:
+        save(outputs, layer, batch, output)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LayerOutputs, "save_output", stop_behind_the_first_output)
+        assert compress(source, tmp_path / "out", text, *words) == 130
+    assert "nothing was saved yet that --resume could go on with" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["source", "text.txt"]
+
+
+def test_lost_activations_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, text = make_source("q35", tmp_path / "source"), make_text(tmp_path)
+    save, words = ProgressFile.save, [*WITHOUT_WHOLE_MODELS, "--low-memory"]
+
+    def stop_behind_the_first_layer(file: ProgressFile, progress: CalibrationProgress) -> None:
+        save(file, progress)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ProgressFile, "save", stop_behind_the_first_layer)
+    assert compress(source, tmp_path / "out", text, *words) == 130
+    left = tmp_path / "out.resume" / "activations"
+    shutil.rmtree(left)
+    assert compress(source, tmp_path / "out", text, *words, "--resume") == 130
+    shown = capsys.readouterr().out
+    assert f"note: {left} lacks what the next layer reads: calibrating again" in " ".join(shown.split())
+    assert "resuming after" not in shown
 
 
 def test_all_that_low_memory_cannot_do_is_said_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -79,6 +79,7 @@ def test_fewer_prompts_than_asked_for_are_said(tmp_path: Path, tokenizer: PreTra
     [
         ({"completion": "{file}"}, f"completion {IDLE} the task completion to evaluation.tasks, or leave it out"),
         ({"haystack": "{file}"}, f"haystack {IDLE} a task that hides needles in text"),
+        ({"haystack": "/dev/zero", "tasks": ["niah_single_2"]}, "the haystack /dev/zero is a device, not a file; give"),
         ({"lm_eval_tasks": "{file}"}, f"lm_eval_tasks {IDLE} lm_eval:NAME to evaluation.tasks"),
         ({"stride": 8}, f"stride {IDLE} evaluation.windowing: sliding, or"),
         ({"windowing": "sliding", "stride": 512}, "a stride of 512 does not fit windows of 512 tokens"),

@@ -40,5 +40,33 @@ def test_a_loop_among_the_companions(source: Path, tmp_path: Path, capsys: pytes
 
 
 def test_a_folder_that_cannot_be_made(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert compress(source, Path("/proc/nowhere/out"), make_text(tmp_path)) == 2
-    assert "error: the folder /proc/nowhere cannot be made (" in capsys.readouterr().err
+    text = make_text(tmp_path)
+    for further in ([], ["--dry-run"]):
+        assert compress(source, Path("/proc/nowhere/out"), text, *further) == 2
+        error = capsys.readouterr().err
+        assert (
+            "error: the folder /proc/nowhere/out cannot be made in /proc (No such file or directory); choose" in error
+        )
+    assert compress(source, tmp_path / "out", text, "--save-statistics", "/proc/x.safetensors", "--dry-run") == 2
+    assert "/proc cannot be written to (No such file or directory); name another" in capsys.readouterr().err
+
+
+def test_outputs_among_the_texts(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What a run writes would be read by the next one, and --overwrite would remove what it reads."""
+    texts, old = tmp_path / "texts", tmp_path / "old"
+    texts.mkdir()
+    text = make_text(texts)
+    assert compress(source, texts / "out", texts, "--dry-run") == 2
+    sentence = f"out is in {texts}, a folder of texts that this run reads; choose another."
+    assert sentence in capsys.readouterr().err
+    train = ["--recover", "--save-adapter", str(texts / "out"), "--dry-run"]
+    assert compress(source, tmp_path / "out", texts, *train) == 2
+    assert sentence in capsys.readouterr().err
+    assert main(["probe", str(source), "--output", str(texts / "out"), "--text", str(texts), "--device", "cpu"]) == 2
+    assert sentence in capsys.readouterr().err
+    assert compress(source, texts / "out", text, "--dry-run") == 0
+    assert compress(source, texts / "out", Path("n" * 300), "--dry-run") == 2
+    assert "does not exist" in capsys.readouterr().err
+    shutil.copytree(source, old)
+    assert compress(source, old, make_text(old), "--overwrite", "--dry-run") == 2
+    assert f"the output folder {old} holds {old}/text.txt, which this run reads" in capsys.readouterr().err

@@ -17,9 +17,12 @@ from compressor.calibration.tokens import PackedTokens, pack_tokens, token_sha25
 from compressor.cli import main
 from compressor.demo import calibration_text_path
 from compressor.errors import RequestError
+from compressor.flat_settings import names_of_flat
+from compressor.naming import key_of
 from compressor.planning import RunOptions, pack_plan_tokens, plan_run
 from compressor.prompts.registry import UNSEEN
-from compressor.recipe import Recipe
+from compressor.recipe import CalibrationSection, Recipe, RecoverySection
+from compressor.retrieval_shares import too_small_share_note, too_small_training_share_note
 from compressor.retrieval_tokens import interleave, retrieval_sequences
 
 VOCAB_SIZE = 8192
@@ -106,6 +109,47 @@ def test_the_fewest_tokens_count_both(tmp_path: Path) -> None:
     text.write_text("A short text. " * 10)
     with pytest.raises(RequestError, match=r"short\.txt has \d\d tokens and at least 128 are needed; use a longer"):
         packed(tmp_path / "out", 0.5, samples=2, source=str(text))
+
+
+def test_a_share_that_rounds_to_nothing_is_said(tmp_path: Path) -> None:
+    calibration = {"source": "demo", "samples": 20, "sequence_length": 512, "retrieval_share": 0.02}
+    settings = {"selection": {"ratio": 0.5}, "runtime": {"device": "cpu"}, "export": {"evaluate": False}}
+    given = Recipe.from_settings({**settings, "calibration": calibration, "output_dir": str(tmp_path / "out")})
+    plan = plan_run(given, RunOptions(name=names_of_flat({"retrieval_share": 0.02}, recipe=True)))
+    assert plan.notes == (
+        "calibrated on text alone: --retrieval-share 0.02 of calibration.samples: 20 rounds to no retrieval prompt; "
+        "26 samples or a share of 0.05 would give one.",
+    )
+    # A refit would hold out nearly everything to have both kinds among it.
+    assert plan.recipe.calibration.retrieval_share == 0
+
+
+@pytest.mark.parametrize(
+    ("share", "samples", "least", "larger"),
+    [(0.5, 1, 2, 1), (0.05, 7, 11, 0.143), (0.1, 3, 6, 0.334), (1e-7, 7, 5_000_001, 0.143)],
+)
+def test_what_would_give_a_prompt(share: float, samples: int, least: int, larger: float) -> None:
+    note = too_small_share_note(share, samples, key_of)
+    assert note.endswith(f"; {least:,} samples or a share of {larger:g} would give one.")
+    prompts = [
+        CalibrationSection(retrieval_share=part, samples=count).retrieval_samples
+        for part, count in ((share, samples), (share, least - 1), (share, least), (larger, samples))
+    ]
+    assert prompts == [0, 0, 1, 1]
+
+
+def test_more_samples_than_can_be_are_not_advised() -> None:
+    note = too_small_share_note(5e-324, 7, key_of)
+    assert note.endswith("rounds to no retrieval prompt; a share of 0.143 would give one.")
+
+
+def test_a_share_of_a_training_that_is_less_than_one_prompt() -> None:
+    section = RecoverySection(retrieval_share=0.01, sequences=20, batch_size=2)
+    note = too_small_training_share_note(section)
+    assert note == (
+        "trained on text alone: a retrieval share of 0.01 of 20 sequences is less than one prompt; 100 sequences or a "
+        "share of 0.05 would give one."
+    )
 
 
 @pytest.mark.parametrize("share", ["1.5", "-0.5", "nan"])

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from compressor.errors import RequestError
+from compressor.export.locks import LOCK_NAME
+from compressor.statistics_file import refuse_place
 from tests.test_pipeline import compress, hashes, make_source, make_text
 from tests.test_sweep import QUICK
 
@@ -23,7 +26,8 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("nowhere/statistics.safetensors", "there is no folder"),
         (".", "is a folder; name a file"),
         ("notes.txt", "exists; give --overwrite"),
-        ("text.txt", "is the text of the calibration; name another file."),
+        ("out.resume/statistics.safetensors", "lies in the folder that --resume goes on with"),
+        ("text.txt", "is a text that this run reads; name another file."),
         ("pipe", "is a device or a pipe, not a file; name a file."),
     ],
 )
@@ -37,6 +41,31 @@ def test_places_for_statistics_that_are_refused(
     assert compress(source, tmp_path / "out", make_text(tmp_path), *words) == 2
     assert fragment in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("place", "fragment"),
+    [
+        ("adapter/new", "lies in the output folder .*/adapter, beside"),
+        ("adapter.resume/new", "lies in the folder that --resume goes on with"),
+        ("texts/deeper/new", "lies in .*/texts, a folder of texts that this run reads"),
+        ("model/deeper/new", "lies in the model's folder"),
+        ("model/link", "lies in the model's folder"),
+        ("model/deeper/link", "lies in the model's folder"),
+        ("link to the model/deeper/link", "lies in the model's folder"),
+    ],
+)
+def test_folders_of_the_run_are_no_place(place: str, fragment: str, tmp_path: Path) -> None:
+    """Nor are links there that lead to nothing: they would stay, and lead to statistics."""
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "model" / "deeper").mkdir(parents=True)
+    for link in ("model/link", "model/deeper/link"):
+        (tmp_path / link).symlink_to(tmp_path / "nothing")
+    (tmp_path / "link to the model").symlink_to("model")
+    outputs, texts = [tmp_path / "out", tmp_path / "adapter"], [tmp_path / "texts"]
+    with pytest.raises(RequestError, match=fragment):
+        refuse_place(tmp_path / place, outputs, tmp_path / "model", texts, overwrite=False)
+    refuse_place(tmp_path / "new", outputs, tmp_path / "model", texts, overwrite=False)
 
 
 def test_no_file_but_statistics_is_replaced(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -65,8 +94,17 @@ def test_a_folder_of_the_users_beside_the_output_is_left(
     for name in kept:
         (mine / name).parent.mkdir(parents=True, exist_ok=True)
         (mine / name).write_text("mine")
+    for further in ([], ["--dry-run"]):
+        assert compress(source, tmp_path / "out", text, *further, *QUICK) == 2
+        assert f"{mine}, where runs keep what --resume goes on with, was not made by" in capsys.readouterr().err
+    assert files_below(mine) == kept
+    (mine / LOCK_NAME).touch()  # as an interrupted command leaves it
     saved = mine / "statistics.safetensors"
     assert compress(source, tmp_path / "out", text, "--save-statistics", str(saved), *QUICK) == 2
     assert "lies in the folder that --resume goes on with" in capsys.readouterr().err
     assert compress(source, tmp_path / "out", text, *QUICK) == 0
-    assert sorted(str(path.relative_to(mine)) for path in mine.rglob("*") if path.is_file()) == kept
+    assert files_below(mine) == sorted([*kept, LOCK_NAME])
+
+
+def files_below(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())

@@ -95,6 +95,7 @@ def test_statistics_of_other_tokens_dtype_or_method_are_refused(
     ("name", "content", "fragment"),
     [
         ("absent", None, "there is no such file"),
+        (".", None, "that is a folder, not a file; give one that --save-statistics wrote."),
         ("text", b"no statistics at all", "cannot be read"),
         ("model.safetensors", None, "schema None instead of 1"),
     ],
@@ -167,6 +168,7 @@ def test_sweep_of_the_table_alone(source: Path, tmp_path: Path, capsys: pytest.C
     [
         (["--ratios", "0.5,0.51"], ["--ratios 0.5 and 0.51 both keep 8 of 16 key channels"]),
         (["--ratios", "0.5,0.5"], ["--ratios: 0.5 is named twice; leave one out."]),
+        (["--ratios", "0.5,0.5000001"], ["--ratios 0.5 and 0.5000001 both keep 8 of 16 key channels"]),
         (["--ratios", "half"], ['--ratios "half" has a word that is no number']),
         (["--ratios", ","], ["--ratios names none"]),
         (["--ratios", ""], ["--ratios names none and at least one is needed"]),
@@ -174,15 +176,22 @@ def test_sweep_of_the_table_alone(source: Path, tmp_path: Path, capsys: pytest.C
         (["--ratios", "0"], ["--ratios 0 removes nothing"]),
         (["--ratios", "0.5,1.5"], ["--ratios 1.5 is no share that can be removed; give numbers above 0 and below 1"]),
         (["--ratios", "1"], ["--ratios 1 is no share"]),
+        (["--ratios", "1.0000001"], ["--ratios 1.0000001 is no share"]),
+        (["--ratios", "inf"], ["--ratios inf is no share"]),
+        (["--ratios", "x" * 5000], ["xxx ... xxx", "has a word that is no number"]),
+        (["--methods", "x" * 5000], ["xxx ... xxx", "is no method; known here"]),
         (["--ratios", "-0.5"], ["--ratios -0.5 is no share"]),
         (["--ratios", "nan"], ["--ratios nan is no share"]),
-        (["--ratios", "0.99"], ["a ratio of 0.99 leaves 0.16 of 16 key channels, which --round-to 1 rounds to 0"]),
+        (["--ratios", "0.99"], ["--ratios 0.99 leaves 0.16 of 16 key channels, which --round-to 1 rounds to 0"]),
         (["--methods", "auto"], ["name those instead: drrqr,energy,fisher, on Mamba-2 also ghost,gradient."]),
         (["--methods", "drrq"], ['--methods "drrq" is no method; did you mean drrqr? Known here: drrqr, l1']),
         (["--methods", "foo"], ["known here: drrqr, l1, energy, s-wanda, gradient, ghost, random, fisher."]),
         (["--methods", "drrqr,energy,drrqr"], ["--methods: drrqr is named twice; leave one out."]),
         (["--seed", "-1"], ["--seed: Input should be greater than or equal to 0"]),
-        (["--methods", "fisher", "--scoring", "q"], ["Scoring 'q' means nothing to the method fisher"]),
+        (
+            ["--methods", "fisher", "--scoring", "q"],
+            ["request: --scoring: Scoring 'q' means nothing to the method fisher"],
+        ),
     ],
 )
 def test_sweeps_that_are_refused(

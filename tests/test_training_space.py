@@ -156,5 +156,8 @@ def test_less_than_a_step_is_refused_and_a_part_of_one_is_told(
     assert main([*words, "--sequences", "3", "--batch-size", "2"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "note: 3 sequences are no whole number of steps of 2: the training takes 2 steps, which are 4" in said
-    assert main([*words, "--sequences", "4", "--batch-size", "2", "--overwrite"]) == 0
-    assert "no whole number" not in capsys.readouterr().out
+    few = ["--retrieval-share", "0.1", "--sequence-length", "512"]
+    assert main([*words, "--sequences", "4", "--batch-size", "2", "--overwrite", *few]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "no whole number" not in said
+    assert "note: trained on text alone: a retrieval share of 0.1 of 4 sequences is less than one prompt; 10" in said

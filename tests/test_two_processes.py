@@ -127,9 +127,8 @@ def test_processes_leave_out_the_same_methods(tmp_path: Path) -> None:
     done = launched(*words, module="tests.left_out_process")
     assert done.returncode == 0, done.stderr
     first, second = (json.loads((tmp_path / index).read_text(encoding="utf-8")) for index in "01")
-    assert first["methods"] == second["methods"] == ["drrqr", "energy", "ghost"]
+    assert first["methods"] == second["methods"] == ["drrqr", "energy", "fisher", "ghost"]
     reasons = [[note for note in each["notes"] if "was not tried" in note] for each in (first, second)]
-    for each in reasons:
-        assert each[0].startswith("the method fisher was not tried: Fisher selection needs about ")
-    assert reasons[0][1].startswith("the method gradient was not tried: the loss's gradient needs about ")
-    assert reasons[1][1] == "the method gradient was not tried: another process has too little memory for it."
+    assert [len(each) for each in reasons] == [1, 1]
+    assert reasons[0][0].startswith("the method gradient was not tried: the loss's gradient needs about ")
+    assert reasons[1][0] == "the method gradient was not tried: another process has too little memory for it."

@@ -6,6 +6,7 @@ import pytest
 
 from compressor.cli import main
 from compressor.errors import RequestError
+from compressor.naming import key_of
 from compressor.width import check_allocation, kept_width
 
 
@@ -41,7 +42,7 @@ def test_target_over_the_present_width() -> None:
 
 
 def test_rounding_to_nothing() -> None:
-    message = r"^a ratio of 0.95 leaves 6.4 of 128 key channels, which --round-to 16 rounds to 0; .*--round-to 4\.$"
+    message = r"^--ratio 0.95 leaves 6.4 of 128 key channels, which --round-to 16 rounds to 0; .*--round-to 4\.$"
     with pytest.raises(RequestError, match=message):
         kept_width(128, 0.95, None, 16)
     assert kept_width(128, 0.95, None, 4) == 8
@@ -55,9 +56,16 @@ def test_a_remedy_helps_where_no_rounding_does() -> None:
         kept_width(64, 1e-9, None, 1)
 
 
+def test_a_ratio_is_called_as_its_user_gave_it() -> None:
+    with pytest.raises(
+        RequestError, match=r"^selection\.ratio: 0\.9500001 leaves 6\.3\d+ of 128 key channels, which sel"
+    ):
+        kept_width(128, 0.9500001, None, 16, key_of)
+
+
 def test_rounding_to_everything() -> None:
     message = (
-        r"^a ratio of 0.05 leaves 60.8 of 64 key channels, which --round-to 16 rounds to 64: nothing would be removed"
+        r"^--ratio 0.05 leaves 60.8 of 64 key channels, which --round-to 16 rounds to 64: nothing would be removed"
     )
     with pytest.raises(RequestError, match=message):
         kept_width(64, 0.05, None, 16)

@@ -25,15 +25,20 @@ _WITHOUT_LIMIT = frozenset({"model_max_length"})
 _LAYER_COUNTS = ("num_hidden_layers", "depth")
 _LAYER_LISTS = ("layer_types", "layers_block_type", "hybrid_override_pattern")
 _NAMES = ("model_type", "dtype", "torch_dtype")
+_PARTS = ("text_config", "vision_config")
 
 
 def refuse_impossible_config(raw_config: Mapping[str, Any]) -> None:
     """What must be known of a parsed config.json, and of the configs nested in it, before a stock config is made.
 
     Raises:
-        RequestError: it speaks of more layers than any model has, a name is no string, or a number is none that
-            tensors can hold.
+        RequestError: it speaks of more layers than any model has, a name is no string, a part is no object, or a number
+            is none that tensors can hold.
     """
+    for part in _PARTS:
+        value = raw_config.get(part)
+        if value is not None and not isinstance(value, Mapping):
+            raise RequestError(f"config.json has {part} = {value!r}; it must be an object, or left out.")
     nested = [(f"{key}.", value) for key, value in raw_config.items() if isinstance(value, Mapping)]
     for prefix, config in (("", raw_config), *nested):
         for field in _NAMES:

@@ -10,6 +10,12 @@ from compressor.errors import RequestError
 FLA_MAMBA2 = "mamba2 (fla)"
 """fla's Mamba-2. It has transformers' model_type, class name and tensor names, and other config fields."""
 
+_VISION_NOTE = (
+    "These lines load the text model alone; `AutoModelForImageTextToText.from_pretrained` loads it with its vision "
+    "tower."
+)
+_MULTIMODAL = ("qwen3_5", "qwen3_5_moe")
+
 _OF_FLA = ("norm_eps", "rmsnorm", "dt_limit", "A_init_range", "D_has_hdim", "fuse_norm", "fuse_cross_entropy")
 _OF_TRANSFORMERS = (
     "layer_norm_epsilon",
@@ -20,6 +26,11 @@ _OF_TRANSFORMERS = (
     "time_step_limit",
 )
 # Both are written out by the class that saves a config, whatever their values.
+
+
+def vision_note(model_type: str) -> str:
+    """What AutoModelForCausalLM leaves out of a checkpoint of this `model_type`; empty where that is nothing."""
+    return _VISION_NOTE if model_type in _MULTIMODAL else ""
 
 
 def family_of(raw_config: Mapping[str, Any]) -> str:

@@ -135,8 +135,8 @@ class Mamba2Hybrid(Architecture):
             cut[self.state_field] = keep
         if norm_epsilon is not None and not self.norm_epsilon_in_config:
             raise RequestError(
-                f"--norm-epsilon scaled would write {norm_epsilon:g}, and the output norm of {self.display_name} takes "
-                f"{self.fixed_norm_epsilon:g} whatever config.json says; use --norm-epsilon keep."
+                f"a scaled norm epsilon would write {norm_epsilon:g}, and the output norm of {self.display_name} takes "
+                f"{self.fixed_norm_epsilon:g} whatever config.json says; keep the norm epsilon."
             )
         if norm_epsilon is not None:
             cut[self.epsilon_field] = norm_epsilon

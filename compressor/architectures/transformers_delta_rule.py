@@ -105,12 +105,14 @@ class TransformersDeltaRule(Architecture):
     ) -> dict[str, Any]:
         if norm_epsilon is not None and not self.norm_epsilon_in_config:
             raise RequestError(
-                f"--norm-epsilon scaled would write {norm_epsilon:g}, and the output norm of {self.display_name} takes "
-                f"{self.fixed_norm_epsilon:g} whatever config.json says; use --norm-epsilon keep."
+                f"a scaled norm epsilon would write {norm_epsilon:g}, and the output norm of {self.display_name} takes "
+                f"{self.fixed_norm_epsilon:g} whatever config.json says; keep the norm epsilon."
             )
         cut = copy.deepcopy(dict(raw_config))
         text_config = config.get_text_config(decoder=True)
-        text = cut if text_config is config else cut.setdefault("text_config", {})
+        if text_config is not config and cut.get("text_config") is None:
+            cut["text_config"] = {}  # of defaults alone
+        text = cut if text_config is config else cut["text_config"]
         if keep != text_config.linear_key_head_dim:
             text["linear_key_head_dim"] = keep
             if self.value_width_follows_key_width:

@@ -37,6 +37,11 @@ def num_layers(mixers: Sequence[Mixer]) -> int:
     return max(_position(mixer) for mixer in mixers) + 1
 
 
+def can_go_on(start: CalibrationProgress, mixers: Sequence[Mixer], outputs: LayerOutputs, batches: int) -> bool:
+    """Whether what the layer after `start` reads is still there for all batches, or no layer is left."""
+    return start.batches == num_layers(mixers) or outputs.has(start.batches - 1, batches)
+
+
 def calibrate_layerwise(
     architecture: Architecture,
     offloaded: OffloadedModel,
@@ -53,8 +58,8 @@ def calibrate_layerwise(
     """As `run.calibrate`, with the weights of one layer in memory and the activations between layers in `outputs`.
 
     `on_layer` gets the sums of the layers done so far; its `batches` counts layers, and so does that of `start`, with
-    which an interrupted pass goes on if its activations are still in `outputs`. `advance` gets the tokens of each
-    batch just done, once for each of `num_layers`.
+    which an interrupted pass goes on: see `can_go_on`. `advance` gets the tokens of each batch just done, once for each
+    of `num_layers`.
 
     Raises:
         ValueError: `start` lacks sums that are asked for.
@@ -64,7 +69,9 @@ def calibrate_layerwise(
     stack = layer_stack(offloaded.model, mixers)
     by_layer = {_position(mixer): mixer for mixer in mixers}
     layers, tokens = num_layers(mixers), sum(batch.num_tokens for batch in batches)
-    done, sums = _started(start, layers, outputs, len(batches), energy, input_squares)
+    if start is not None and not can_go_on(start, mixers, outputs, len(batches)):
+        start = None
+    done, sums = _started(start, energy, input_squares)
     if done == 0:
         outputs.clear()
         _save_embeddings(offloaded, batches, outputs)
@@ -186,15 +193,10 @@ def _save_embeddings(offloaded: OffloadedModel, batches: Sequence[TokenBatch], o
 
 
 def _started(
-    start: CalibrationProgress | None,
-    layers: int,
-    outputs: LayerOutputs,
-    batches: int,
-    energy: bool,
-    input_squares: bool,
+    start: CalibrationProgress | None, energy: bool, input_squares: bool
 ) -> tuple[int, list[CalibrationProgress]]:
-    """The layers that are done and their sums; none where the activations to go on with are gone."""
-    if start is None or not (start.batches == layers or outputs.has(start.batches - 1, batches)):
+    """The layers that are done and their sums."""
+    if start is None:
         return 0, []
     for name, asked, sums in (
         ("energies", energy, start.energies),

@@ -12,18 +12,20 @@ from transformers import PreTrainedModel
 from compressor.architectures.base import Architecture
 from compressor.calibration.tokens import TokenBatch
 from compressor.errors import RequestError
+from compressor.naming import Naming
 
 SAFETY_FACTOR = 100.0
 """A norm whose smallest mean square is this many times epsilon moves by under 0.5%."""
 
 
 def refuse_epsilon_near_other_norms(
-    architecture: Architecture, model: PreTrainedModel, batch: TokenBatch, new_epsilon: float
+    architecture: Architecture, model: PreTrainedModel, batch: TokenBatch, new_epsilon: float, name: Naming
 ) -> float:
-    """Refuse `--norm-epsilon scaled` where the larger epsilon would reach other norms.
+    """Refuse a scaled norm epsilon where the larger epsilon would reach other norms.
 
     The config has one field for all norms of the stack, so scaling it for the mixers' output norm
-    moves the others too. Returns the smallest mean square seen over tokens and norms.
+    moves the others too. Messages call a setting `name(setting)`. Returns the smallest mean square
+    seen over tokens and norms.
 
     Raises:
         RequestError: some norm's input has a mean square below 100 times the new epsilon.
@@ -33,9 +35,10 @@ def refuse_epsilon_near_other_norms(
         return float("inf")
     path = min(smallest, key=lambda name: smallest[name])
     if smallest[path] < SAFETY_FACTOR * new_epsilon:
+        given, remedy = (name("selection.norm_epsilon", value) for value in ("scaled", "keep"))
         raise RequestError(
-            f"--norm-epsilon scaled would write {new_epsilon:g}, and {path} reads the same field with inputs of mean "
-            f"square {smallest[path]:.3g}, under {SAFETY_FACTOR:g} times that; use --norm-epsilon keep."
+            f"{given} would write {new_epsilon:g}, and {path} reads the same field with inputs of mean "
+            f"square {smallest[path]:.3g}, under {SAFETY_FACTOR:g} times that; use {remedy}."
         )
     return smallest[path]
 

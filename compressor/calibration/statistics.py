@@ -74,7 +74,7 @@ class GramAccumulator(RecurrenceTap):
             stream, position, head = (int(index) for index in (~finite).nonzero()[0])
             raise RunError(
                 f"layer {self._layers[position]}, head {head}: {('query', 'key')[stream]} activations are NaN or "
-                "infinite; calibrate with --dtype float32, or check the checkpoint."
+                "infinite; calibrate with dtype float32, or check the checkpoint."
             )
 
     def _add(self, stream: int, layer: int, activations: Tensor) -> None:

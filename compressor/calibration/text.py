@@ -15,6 +15,7 @@ from compressor.calibration.parquet import ParquetReader
 from compressor.calibration.text_file import MarkedTextReader, TextFileReader
 from compressor.demo import calibration_text_path, held_out_text_path
 from compressor.errors import RequestError
+from compressor.file_kinds import absence, kind_of
 
 DEMO = "demo"
 DEMO_HELD_OUT = "demo:held-out"
@@ -189,7 +190,8 @@ def _readers(source: TextSource) -> list[RowReader]:
         return [_file_reader(path, "", source)]
     if _HUB_ID.fullmatch(source.name) and path.suffix.lower() not in EXTENSIONS:
         return [HubDatasetReader(source.name, source.config, source.split, source.column)]
-    problem = "is neither a file nor a folder" if os.path.exists(path) else "does not exist"  # noqa: PTH110
+    kind = kind_of(path)
+    problem = absence(path) if kind is None else f"is {kind}, neither a file nor a folder"
     raise RequestError(
         f'the {source.called("source")} "{source.name}" {problem}; give a {_EXTENSIONS_TEXT.replace("and", "or")} '
         'file, a folder of them, the id of a Hub data set (org/name), or "demo".'

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from compressor.checkpoint.config_file import read_json_object
+from compressor.checkpoint.presence import is_there
 from compressor.errors import RequestError
 
 SINGLE_FILE = "model.safetensors"
@@ -30,12 +31,12 @@ def weight_layout(folder: Path) -> WeightLayout:
     """What `from_pretrained` would open: `model.safetensors` where it stands, else the files that the index names.
 
     Raises:
-        RequestError: nothing to open, only pickles, absent files, or an index that is broken, contradicts
-            `model.safetensors` or leaves the folder.
+        RequestError: nothing to open, only pickles, absent files, names of files that others than files have, or an
+            index that is broken, contradicts `model.safetensors` or leaves the folder.
     """
     weight_map = read_weight_map(folder)
     names = sorted(set(weight_map.values()))
-    if _is_there(folder / SINGLE_FILE):
+    if is_there(folder / SINGLE_FILE):
         others = [name for name in names if name != SINGLE_FILE]
         if others:
             raise RequestError(
@@ -45,7 +46,7 @@ def weight_layout(folder: Path) -> WeightLayout:
         names = [SINGLE_FILE]
     if not names:
         raise RequestError(_reason_without_weights(folder))
-    absent = [name for name in names if not _is_there(folder / name)]
+    absent = [name for name in names if not is_there(folder / name)]
     if absent:
         raise RequestError(f"{INDEX_FILE} names files that {folder} lacks: {listed(absent)}; download them again.")
     files = tuple(folder / name for name in names)
@@ -59,7 +60,7 @@ def read_weight_map(folder: Path) -> dict[str, str]:
         RequestError: the index is broken, or names a file outside the folder or of another format.
     """
     path = folder / INDEX_FILE
-    if not _is_there(path):
+    if not is_there(path):
         return {}
     index = read_json_object(path)
     weight_map = index.get("weight_map")
@@ -81,13 +82,6 @@ def read_weight_map(folder: Path) -> dict[str, str]:
 def listed(names: Sequence[str]) -> str:
     """The first name and how many more there are."""
     return names[0] if len(names) == 1 else f"{names[0]} (and {len(names) - 1} more)"
-
-
-def _is_there(path: Path) -> bool:
-    """Whether the file is there; a link that leads nowhere, as an interrupted download leaves, is refused."""
-    if path.is_symlink() and not path.exists():
-        raise RequestError(f"{path} links to {path.readlink()}, which does not exist; download the file again.")
-    return path.is_file()
 
 
 def _reason_without_weights(folder: Path) -> str:

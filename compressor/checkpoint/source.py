@@ -11,6 +11,7 @@ from pathlib import Path
 
 from compressor.checkpoint.config_file import CONFIG_FILE
 from compressor.checkpoint.layout import SINGLE_FILE, read_weight_map
+from compressor.checkpoint.presence import is_there, no_folder
 from compressor.errors import CompressorError, RequestError, RunError
 
 # Everything a model folder may hold beside weights: config, index, tokenizer, chat template, processor, licence, code,
@@ -43,11 +44,10 @@ def resolve_model(model: str, revision: str | None) -> ModelFolder:
     """
     # os.path answers for any string; pathlib raises for a name that is too long or a user that is unknown.
     name = os.path.expanduser(model)  # noqa: PTH111
-    exists = os.path.exists(name)  # noqa: PTH110
     if os.path.isdir(name):  # noqa: PTH112
         return _local_folder(Path(name), revision)
-    if exists or not model or _is_path(model):
-        raise RequestError(_not_a_folder(model, exists))
+    if os.path.lexists(name) or not model or _is_path(model):
+        raise RequestError(_not_a_folder(model, name))
     return _hub_snapshot(model, revision)
 
 
@@ -91,7 +91,7 @@ def _local_folder(path: Path, revision: str | None) -> ModelFolder:
         raise RequestError(
             f"{path} holds an adapter ({ADAPTER_FILE}) and no model; merge it into its base model, and give that."
         )
-    if path not in inner:
+    if path not in inner and not is_there(path / CONFIG_FILE):
         hint = f"did you mean {inner[0]}?" if inner else f"give a folder that holds {CONFIG_FILE}."
         raise RequestError(f"{path} has no {CONFIG_FILE}; {hint}")
     return ModelFolder(path.absolute(), Path(os.path.abspath(path)).name, None)  # noqa: PTH100 - links stay
@@ -102,11 +102,11 @@ def _is_path(model: str) -> bool:
     return model.startswith((".", "/", "~")) or model.endswith("/") or model.count("/") > 1 or "\\" in model
 
 
-def _not_a_folder(model: str, exists: bool) -> str:
+def _not_a_folder(model: str, name: str) -> str:
     if not model:
         return "the model is an empty string; give a folder or a Hub id such as org/name."
-    if exists:
-        return f"{model} is a file; give the folder that holds {CONFIG_FILE} and safetensors weights."
+    if os.path.lexists(name):
+        return f"{no_folder(name)}; give the folder that holds {CONFIG_FILE} and safetensors weights."
     return f"there is no folder {model}; check the path, or give a Hub id such as org/name."
 
 

@@ -14,6 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 from compressor.errors import RequestError
 from compressor.evaluation.result_checks import inconsistencies
 from compressor.evaluation.results import Difference, ModelFigures
+from compressor.file_kinds import refuse_no_file
 
 SCHEMA = 1
 REPORT = "compression.json"
@@ -71,12 +72,12 @@ def read_models(path: Path) -> tuple[ModelFigures, ...]:
 
 
 def _read_json(file: Path) -> Any:
+    remedy = "give a file that compress evaluate --output wrote"
+    refuse_no_file(file, str(file), remedy)
     try:
         return json.loads(file.read_text(encoding="utf-8-sig"))
     except OSError as error:
-        raise RequestError(
-            f"{file} cannot be read: {error.strerror}; give a file that compress evaluate --output wrote."
-        ) from None
+        raise RequestError(f"{file} cannot be read: {error.strerror}; {remedy}.") from None
     except (ValueError, RecursionError) as error:
         raise RequestError(
             f"{file} is no JSON ({error}); give a file that compress evaluate --output wrote, or a {REPORT}."

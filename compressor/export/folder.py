@@ -20,7 +20,7 @@ from compressor.export.advice import WITH_RESUME, Advice
 from compressor.export.disk import translate_write_errors
 from compressor.export.files import finish_tree, made_folders, sync_folder
 from compressor.export.interrupts import signals_ignored, termination_raises
-from compressor.export.locks import run_lock
+from compressor.export.locks import lock_file_of, refuse_foreign, run_lock
 from compressor.export.placement import check_placement, refuse_unusable
 
 
@@ -43,20 +43,22 @@ class OutputFolder:
         """Refuse what cannot end well; touches nothing. `source` is the checkpoint's folder, None when not yet known.
 
         Raises:
-            RequestError: the path cannot take an output folder, or is, holds or is inside `source`.
+            RequestError: the path cannot take an output folder, or is, holds or is inside `source`, or the folder
+                beside it that runs go on with is not theirs.
         """
         check_placement(self._given, self.path, self._overwrite, source, self._advice)
+        refuse_foreign(lock_file_of(self.path))
 
     @contextmanager
-    def lock(self, lock_file: Path) -> Iterator[None]:
-        """Keep other runs off this output while inside; every run on it must name the same `lock_file`.
+    def lock(self) -> Iterator[None]:
+        """Keep other runs off this output while inside.
 
         Then put right what a killed run left beside the output, and `check` what is there now.
 
         Raises:
             RequestError: another run holds the lock, or as `check`.
         """
-        with run_lock(lock_file, self.path):
+        with run_lock(lock_file_of(self.path), self.path):
             self._settle_leftovers()
             self.check(None)
             yield

@@ -227,7 +227,7 @@ def _width_limitation(facts: ModelCardFacts) -> list[str]:
         return []
     return [
         f"- Only keys and queries have {facts.key_dim_after} channels a head now, values as many as before: an engine "
-        "that takes one width for both, or a fixed list of widths, refuses the checkpoint or needs a flag."
+        "that was written for other widths refuses the checkpoint or needs a flag."
     ]
 
 

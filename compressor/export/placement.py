@@ -6,12 +6,14 @@ import errno
 import json
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from compressor.errors import RequestError
 from compressor.export.advice import WITH_RESUME, Advice
 from compressor.export.companions import CHAT_TEMPLATE_FOLDER
 from compressor.export.disk import nearest_existing
+from compressor.export.trial import folder_problem
 
 # Room for what is added to the name of a temporary sibling: most file systems take 255 bytes.
 MAX_NAME_BYTES = 200
@@ -31,7 +33,7 @@ def check_placement(
     try:
         refuse_dangling_link(given)
         if source is not None:
-            refuse_source(output, source)
+            refuse_source(output, source, _place_of_name(given))
         refuse_unusable(output, overwrite, advice)
     except PermissionError as error:
         raise RequestError(
@@ -57,6 +59,9 @@ def refuse_unusable(output: Path, overwrite: bool, advice: Advice = WITH_RESUME)
     if not parent.is_dir():
         raise RequestError(f"{parent} is a file, so {output} cannot be made in it; choose another output folder.")
     _refuse_unwritable(parent)
+    problem = folder_problem(parent)
+    if problem is not None:
+        raise RequestError(f"the folder {output} cannot be made in {parent} ({problem}); choose another output folder.")
 
 
 def _refuse_long_name(output: Path) -> None:
@@ -79,10 +84,11 @@ def refuse_dangling_link(path: Path) -> None:
             )
 
 
-def refuse_source(output: Path, source: Path) -> None:
+def refuse_source(output: Path, source: Path, named: Path) -> None:
     """Refuse an output that is, holds or is inside the source, links resolved: the source must stay as it is.
 
-    A folder that holds the files which the source's links lead to counts as holding the source.
+    A folder that holds the files which the source's links lead to counts as holding the source, and a link inside the
+    source, which is `named`, as inside it, wherever it leads.
 
     Raises:
         RequestError: it is one of these.
@@ -90,11 +96,39 @@ def refuse_source(output: Path, source: Path) -> None:
     source = Path(os.path.realpath(source))
     if _is_same(output, source):
         raise RequestError(f"the output folder is the source folder {source} (after resolving links); choose another.")
-    if any(_is_same(folder, source) for folder in output.parents):
-        raise RequestError(f"the output folder {output} is inside the source folder {source}; choose another.")
+    for place in (output, named):
+        if any(_is_same(folder, source) for folder in place.parents):
+            raise RequestError(f"the output folder {place} is inside the source folder {source}; choose another.")
     files = [Path(os.path.realpath(path)) for path in source.iterdir()]
     if any(_is_same(folder, output) for path in (source, *files) for folder in path.parents):
         raise RequestError(f"the output folder {output} holds files of the source {source}; choose another.")
+
+
+def _place_of_name(given: Path) -> Path:
+    """Where the name stands that may be a link; the way there has its links resolved."""
+    return Path(os.path.realpath(given.parent)) / given.name
+
+
+def lies_in(given: Path, folder: Path) -> bool:
+    """Whether `given`, by its name or by what that leads to, stands in `folder` or below it; nothing needs to exist."""
+    folder = Path(os.path.realpath(folder))
+    return any(folder in place.parents for place in (Path(os.path.realpath(given)), _place_of_name(given)))
+
+
+def refuse_texts(output: Path, texts: Iterable[Path]) -> None:
+    """Refuse an output, links resolved, that would come among the texts that a run reads, or take their place.
+
+    Raises:
+        RequestError: it holds one of `texts`, or is in one that is a folder, of which all files are read.
+    """
+    for text in texts:
+        real = Path(os.path.realpath(text))
+        if real.is_dir() and any(_is_same(folder, real) for folder in (output, *output.parents)):
+            raise RequestError(
+                f"the output folder {output} is in {text}, a folder of texts that this run reads; choose another."
+            )
+        if any(_is_same(folder, output) for folder in real.parents):
+            raise RequestError(f"the output folder {output} holds {text}, which this run reads; choose another.")
 
 
 def _refuse_existing(output: Path, overwrite: bool, advice: Advice) -> None:

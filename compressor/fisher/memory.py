@@ -11,12 +11,20 @@ from transformers import PreTrainedModel
 
 from compressor.errors import RequestError
 from compressor.fisher.settings import FisherSettings
+from compressor.naming import Naming
 from compressor.recovery.losses import LOGITS_PER_CHUNK
 
 _ACTIVATIONS_PER_LAYER = 40
 """Tensors of hidden size that the backward pass through one layer needs."""
 
+TOKENS_AT_ONCE_ON_CPU = 4096
+"""Of a batch where no GPU computes: longer ones are not faster, and stages take turns more evenly with short ones."""
+
 _MEMORY_FILE = Path("/proc/meminfo")
+
+
+class TooLittleMemoryError(RequestError):
+    """Fisher selection does not fit beside what is in memory already; a method without gradients may."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +65,12 @@ def sizes_of(model: PreTrainedModel, shape: tuple[int, int, int], largest: Tenso
     )
 
 
+def sequences_at_once(batch_size: int, sequences: int, length: int, device: torch.device) -> int:
+    """Of a batch of at most `batch_size` of the `sequences` of one process, which have up to `length` tokens."""
+    most = max(1, min(batch_size, sequences))
+    return min(most, max(1, TOKENS_AT_ONCE_ON_CPU // length)) if device.type == "cpu" else most
+
+
 def estimated_bytes(sizes: Sizes, settings: FisherSettings, gradient_checkpointing: bool) -> int:
     """Bytes beside the model's own."""
     masks = sizes.mixers * sizes.heads * sizes.width
@@ -71,11 +85,21 @@ def estimated_bytes(sizes: Sizes, settings: FisherSettings, gradient_checkpointi
     return fisher + gradients + activations + logits
 
 
-def fitting_checkpointing(sizes: Sizes, settings: FisherSettings, free: int | None, device: torch.device) -> bool:
+def in_words(setting: str, value: object = None, /) -> str:
+    """Names a setting where neither a recipe nor an option gave it."""
+    words = setting.rpartition(".")[2].replace("_", " ")
+    return f"the {words}" if value is None else f"the {words} {value}"
+
+
+def fitting_checkpointing(
+    sizes: Sizes, settings: FisherSettings, free: int | None, device: torch.device, name: Naming = in_words
+) -> bool:
     """Whether activations are to be computed anew, by the settings or by what `free` bytes of `device` have room for.
 
+    Messages call a setting `name(setting)`.
+
     Raises:
-        RequestError: the estimate is above `free`; None, where that is not known, refuses nothing.
+        TooLittleMemoryError: the estimate is above `free`; None, where that is not known, refuses nothing.
     """
     asked = settings.gradient_checkpointing
     if free is None:
@@ -86,14 +110,15 @@ def fitting_checkpointing(sizes: Sizes, settings: FisherSettings, free: int | No
     needed = estimated_bytes(sizes, settings, checkpointing)
     if needed <= free:
         return checkpointing
-    remedies = ["lower the batch size or the sequence length", "use the method drrqr, which needs no gradients"]
+    lower = f"lower {name('calibration.batch_size')} or {name('calibration.sequence_length')}"
+    remedies = [lower, f"use {name('selection.method', 'drrqr')}, which needs no gradients"]
     if not checkpointing:
         remedies.insert(0, "turn gradient checkpointing on")
     if settings.scope == "layer":
         remedies.insert(0, "choose the scope head")
-    raise RequestError(
-        f"Fisher selection needs about {needed / 2**30:.3g} GiB beside the model for a batch of {sizes.batch} x "
-        f"{sizes.tokens} tokens and {device} has {free / 2**30:.3g} GiB free; {', or '.join(remedies)}."
+    raise TooLittleMemoryError(
+        f"Fisher selection needs about {needed / 1e9:,.1f} GB beside the model for a batch of {sizes.batch} x "
+        f"{sizes.tokens} tokens and {device} has {free / 1e9:,.1f} GB free; {', or '.join(remedies)}."
     )
 
 

@@ -129,7 +129,7 @@ def progressive_fisher(
         all_reduce: sums a tensor over the processes, in place.
 
     Raises:
-        RequestError: `keep` is outside [1, d], there are no tokens, or memory does not suffice.
+        RequestError: `keep` is outside [1, d], there are no tokens, or memory does not suffice (the error's subclass).
         RunError: see `mask_statistics`.
     """
     masked = MaskedModel(architecture, model, mixers)

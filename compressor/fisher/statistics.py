@@ -259,7 +259,7 @@ def _refuse_infinite(mixers: Sequence[Mixer], sums: _Sums) -> None:
         position, head = (int(index) for index in (~finite).nonzero()[0])
         raise RunError(
             f"layer {mixers[position].layer}, head {head}: gradients of the masks are NaN or infinite; select with "
-            "--dtype float32, or check the checkpoint."
+            "dtype float32, or check the checkpoint."
         )
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from compressor.errors import RequestError
+from compressor.file_kinds import refuse_no_file
 from compressor.prompts.base import CountTokens, Prompt, Split, Task
 from compressor.prompts.sizing import Draft, Search, SizedTask, answered, begin_searches, too_short
 
@@ -173,12 +174,13 @@ def _require_evaluation(split: Split) -> None:
 
 
 def _rows(path: Path) -> Iterator[Any]:
+    remedy = "give a UTF-8 file of JSON lines with the fields text and value"
+    refuse_no_file(path, str(path), remedy)
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise RequestError(
-            f"{path} cannot be read ({error}); give a UTF-8 file of JSON lines with the fields text and value."
-        ) from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise RequestError(f"{path} cannot be read ({reason}); {remedy}.") from error
     if text.lstrip().startswith("["):
         yield from _json(path, 1, text)
         return

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from compressor.errors import RunError
+from compressor.naming import Naming
 from compressor.out_of_memory import is_out_of_memory
 from compressor.recovery.log import StepRecord
 
@@ -47,9 +48,19 @@ def refuse_dead(step: int, steps_without_gradient: int, tensors: int, steps: int
         )
 
 
+def field_of(setting: str, value: object = None, /) -> str:
+    """`micro_batch_size 2`, as `TrainingSettings` has it."""
+    field = setting.rpartition(".")[2]
+    return field if value is None or value is True else f"{field} {value}"
+
+
 @contextmanager
-def explained_memory(step: int, sequences: int, length: int, recomputed: bool, kept: str) -> Iterator[None]:
+def explained_memory(
+    step: int, sequences: int, length: int, recomputed: bool, kept: str, name: Naming
+) -> Iterator[None]:
     """Where a pass over `sequences` of `length` tokens at once does not fit on the GPU, say what needs less.
+
+    Messages call a setting `name(setting)`.
 
     Raises:
         RunError: it does not fit.
@@ -59,9 +70,9 @@ def explained_memory(step: int, sequences: int, length: int, recomputed: bool, k
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        less = [f"micro_batch_size {max(1, sequences // 2)}"] if sequences > 1 else []
-        less += [] if recomputed else ["gradient_checkpointing"]
-        remedy = f"give {' or '.join(less)}" if less else "give a shorter sequence_length"
+        less = [name("recovery.micro_batch_size", sequences // 2)] if sequences > 1 else []
+        less += [] if recomputed else [name("recovery.gradient_checkpointing", True)]
+        remedy = f"give {' or '.join(less)}" if less else f"lower {name('recovery.sequence_length')}"
         raise RunError(
             f"step {step}: a pass over {sequences} sequences of {length} tokens at once does not fit on the GPU; "
             f"{kept}: {remedy}, and --resume where there is a checkpoint."

@@ -23,6 +23,7 @@ from torch.optim import AdamW
 from transformers import PreTrainedModel
 
 from compressor.errors import RunError
+from compressor.naming import Naming
 from compressor.recovery.checkpoints import CheckpointError, save_checkpoint, training_state
 from compressor.recovery.faults import explained_memory, refuse_dead, refuse_unusable
 from compressor.recovery.log import LOG_FILE, StepRecord, TrainingLog
@@ -55,6 +56,7 @@ class TrainingLoop:
     accelerator: Accelerator
     on_step: Callable[[StepRecord], None]
     evaluate: Evaluate | None
+    name: Naming
     record: StepRecord | None
     evaluations: dict[int, Mapping[str, float]] = field(default_factory=dict)
     saved_step: int = 0
@@ -105,7 +107,7 @@ class TrainingLoop:
         rows = self._next_rows(batches)
         with explained_memory(
             step, min(len(rows), self.settings.micro_batch_size), rows.shape[1], self.settings.gradient_checkpointing,
-            self._kept(),
+            self._kept(), self.name,
         ):  # fmt: skip
             terms = self._mean(self._accumulate(rows))
         norm = whole(nn.utils.clip_grad_norm_(self.trainable.values(), self.settings.gradient_norm))

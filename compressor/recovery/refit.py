@@ -197,7 +197,7 @@ def _normal_equations(
         add_up(sums)
     if not sums.finite:
         raise RunError(
-            f"layer {mixer.layer}: what the output projection reads or gives is NaN or infinite; run with --dtype "
+            f"layer {mixer.layer}: what the output projection reads or gives is NaN or infinite; run with dtype "
             "float32, or check the checkpoint."
         )
     return sums

@@ -21,7 +21,9 @@ from torch.optim import AdamW
 from transformers import PreTrainedModel
 
 from compressor.architectures.base import Architecture, Mixer
+from compressor.naming import Naming
 from compressor.recovery.checkpoints import RUN_KEY, newest_checkpoint, refuse_without_resume, settle_leftovers
+from compressor.recovery.faults import field_of
 from compressor.recovery.kernel_width import at_trusted_width
 from compressor.recovery.log import StepRecord
 from compressor.recovery.loop import Batches, Evaluate, TrainingLoop
@@ -66,6 +68,7 @@ def train(
     run_key: str,
     on_note: Callable[[str], None],
     decided: Identity | None = None,
+    name: Naming = field_of,
 ) -> TrainingResult:
     """Train `trainable` in place; the student is left in evaluation mode, without gradients.
 
@@ -78,6 +81,7 @@ def train(
 
     With `resume` the newest checkpoint in `work_folder` that can be read is gone on from, if there is one. `run_key`
     tells runs of other models or data apart, and `decided` those of other settings than `settings` has, by name.
+    Messages on memory call a setting `name(setting)`.
 
     Raises:
         RequestError: settings that do not fit together, checkpoints of another run, or some without `resume`.
@@ -93,7 +97,7 @@ def train(
     loop = TrainingLoop(
         student=student_model, objective=objective, trainable=held, optimizer=optimizer, batches=batches,
         settings=settings, folder=work_folder, identity=identity, accelerator=accelerator, on_step=on_step,
-        evaluate=evaluate, record=record,
+        evaluate=evaluate, name=name, record=record,
     )  # fmt: skip
     modes = _prepared(student_model, teacher, architecture, mixers, settings)
     with tracked(accelerator, settings.tracker, asdict(settings)), modes:

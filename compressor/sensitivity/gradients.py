@@ -179,5 +179,5 @@ def _refuse_not_finite(scores: Tensor, mixers: Sequence[Mixer]) -> None:
         stream, position, head = (int(index) for index in (~finite).nonzero()[0])
         raise RunError(
             f"layer {mixers[position].layer}, head {head}: the gradient of the loss by the {STREAMS[stream]} "
-            "projection is NaN or infinite; calibrate with --dtype float32, or check the checkpoint."
+            "projection is NaN or infinite; calibrate with dtype float32, or check the checkpoint."
         )

@@ -35,7 +35,7 @@ def verify(folder: Path, original: str | None = None, device: str = "auto") -> V
         RequestError: `folder` is not a compressed checkpoint, or `original` is not its original.
         RunError: a check failed.
     """
-    checkpoint = open_checkpoint(resolve_model(str(folder.resolve()), None))
+    checkpoint = open_checkpoint(resolve_model(str(folder.absolute()), None))
     compression = read_compression(folder)
     if compression is None:
         raise RequestError(f"{folder} has no readable compression.json; give a folder that compress wrote.")

@@ -19,7 +19,8 @@ from compressor.cli import main
 from compressor.errors import CompressorError, RequestError
 from compressor.inspection import inspect_model
 from compressor.loading import load_model
-from compressor.preparation import convolution_state_bytes, open_model, open_source
+from compressor.preparation import choose_width, convolution_state_bytes, open_model, open_source
+from compressor.recipe import SelectionSection
 from tests.tiny_models import edit_config, save_tiny, tiny_config
 
 CPU = torch.device("cpu")
@@ -151,6 +152,27 @@ def test_names_are_strings(field: str, value: Any, tmp_path: Path) -> None:
     path.write_text(json.dumps(config))
     message = refusal_of(tmp_path)
     assert message == f"config.json has {field} = {value!r}; it must be a string, or left out."
+
+
+@pytest.mark.parametrize("value", [[], "x", 3, False])
+@pytest.mark.parametrize(
+    ("name", "part"), [("qw_experts", "text_config"), ("qw", "vision_config"), ("m2", "text_config")]
+)
+def test_parts_are_objects(name: str, part: str, value: Any, tmp_path: Path) -> None:
+    path = save_tiny(name, tmp_path) / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {part: value}))
+    assert refusal_of(tmp_path) == f"config.json has {part} = {value!r}; it must be an object, or left out."
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_a_part_of_defaults(given: bool, tmp_path: Path) -> None:
+    """The stock class fills it in; the weights are of another width."""
+    path = save_tiny("qw", tmp_path) / "config.json"
+    config = json.loads(path.read_text()) | {"text_config": None}
+    path.write_text(json.dumps(config if given else {key: config[key] for key in config if key != "text_config"}))
+    with pytest.raises(RequestError, match="use weights and config of one model"):
+        open_source(open_model(str(tmp_path), None))
+    assert choose_width(open_model(str(tmp_path), None), SelectionSection(ratio=0.5)) == 64
 
 
 def refusal_of(folder: Path) -> str:

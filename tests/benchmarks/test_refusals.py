@@ -145,7 +145,7 @@ CASES: list[tuple[str, list[str], str]] = [
     ("recovery", [*RECOVERY, "--set", "rang=8"], "recovery.rang is not a setting; did you mean rank?"),
     ("recovery", [*RECOVERY, "--method", "drqr"], "did you mean drrqr?"),
     ("recovery", ["absent/model", *RECOVERY[1:]], "absent/model"),
-    ("recovery", [*RECOVERY, "--ratio", "0.01"], "a ratio of 0.01 leaves"),
+    ("recovery", [*RECOVERY, "--ratio", "0.01"], "--ratio 0.01 leaves"),
     ("recovery", [*RECOVERY, "--ratio", "1"], "--ratio 1 is outside"),
     ("recovery", [*RECOVERY, "--variants", "dense", "--work", "train.txt"], "--work train.txt is no folder"),
     ("recovery", ["--results", "other.json"], "other.json is no result of benchmarks.recovery"),

@@ -12,9 +12,12 @@ import torch
 
 from benchmarks import selectors
 from benchmarks.cuts import Bench
+from benchmarks.options import check_widths
 from benchmarks.resumable import Budget, Row
+from benchmarks.selector_cuts import check_scorings, made_cuts
 from benchmarks.selector_measures import RememberedModel, answers, memory_difference, questions
 from compressor.calibration.tokenizer import load_tokenizer
+from compressor.errors import RequestError
 from compressor.evaluation.measure import Material
 from compressor.evaluation.prompt_sets import make_prompt_sets
 from compressor.preparation import open_model, open_source
@@ -105,6 +108,10 @@ def test_a_budget_that_ends_between_rows_says_how_many_are_left(
         (["--models", "absent", "--text", "."], "--models absent is no folder"),
         (["--models", "."], "--text is missing"),
         (["--models", "models", "--text", "."], "nothing was measured: models holds no folder of a supported family"),
+        (
+            ["--models", "models", "--text", ".", "--methods", "random", "--scorings", "k"],
+            "add qk, or leave the method",
+        ),
         (["--results", "rows.json", "--figure", "a.foo"], '".foo" is not drawn'),
         (["--results", "rows.json", "--heads-figure", "a.png"], "--heads-figure a.png: no cut that it shows was"),
         (["--models", "models", "--text", ".", "--output", "empty.json"], "empty.json cannot be read (no JSON"),
@@ -210,3 +217,23 @@ def test_paired_differences_are_those_of_the_prompts_both_were_asked() -> None:
     assert back == pytest.approx((-expected[0], expected[1]))
     assert memory_difference(one, {"scores": {"vt": "1"}}) is None
     assert memory_difference({"scores": {"vt": "1"}}, {"scores": {"vt": "0"}}) == (100.0, None)
+
+
+def test_methods_have_those_of_the_scorings_that_mean_something_to_them() -> None:
+    cuts = made_cuts(["drrqr", "random"], ["k", "q"], [0.5], ["keep"])
+    assert [(cut["method"], cut["scoring"]) for cut in cuts] == [("drrqr", "k"), ("drrqr", "q")]
+    message = (
+        "^--methods random has the scoring qk alone, which --scorings k q leaves out; add qk, or leave the method "
+    )
+    with pytest.raises(RequestError, match=message):
+        check_scorings(["drrqr", "random"], ["k", "q"])
+    check_scorings(["random"], ["k", "qk"])
+
+
+def test_a_ratio_that_removes_no_channel_is_refused(tmp_path: Path) -> None:
+    source = open_source(open_model(str(save_tiny("gated_deltanet", tmp_path / "tiny")), None))
+    with pytest.raises(
+        RequestError, match=r"^a ratio of 0.001 removes none of the 16 key channels of tiny; give at .*"
+    ):
+        check_widths(source, [0.5, 0.001])
+    check_widths(source, [0.0, 1 / 16])

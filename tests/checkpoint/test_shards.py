@@ -34,6 +34,22 @@ class TestIndex:
             (shards / name).unlink()
         assert f"names files that {shards} lacks: {files[0]} (and 1 more)" in refusal(shards)
 
+    @pytest.mark.parametrize("place", ["model.safetensors", INDEX, "model-00001-of-00002.safetensors"])
+    def test_names_of_files_that_others_have(self, place: str, tmp_path: Path) -> None:
+        path = tmp_path / place
+        if path.name not in ("model.safetensors", INDEX):
+            write_index(tmp_path, {"a": place})
+        path.mkdir()
+        assert (
+            refusal(tmp_path) == f"{path} is a folder, and should be a file; put the file there, or download it again."
+        )
+        path.rmdir()
+        path.symlink_to(place)
+        assert refusal(tmp_path) == f"{path} links to {place}, and so on in a circle; download the file again."
+        path.unlink()
+        path.symlink_to("../blobs/gone")
+        assert refusal(tmp_path) == f"{path} links to ../blobs/gone, which does not exist; download the file again."
+
     def test_a_tensor_that_its_file_lacks(self, shards: Path) -> None:
         weight_map = read_index(shards)["weight_map"]
         file = weight_map["model.norm.weight"]

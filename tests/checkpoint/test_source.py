@@ -103,6 +103,29 @@ class TestLocalFolder:
         monkeypatch.setenv("HOME", str(tmp_path))
         assert resolve_model("~/real", None).path == folder
 
+    def test_a_lost_link_is_not_looked_up_on_the_hub(
+        self, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "name").symlink_to("name")
+        monkeypatch.chdir(tmp_path)
+        assert "name links to name, and so on in a circle; give the folder" in refusal("name")
+
+    @pytest.mark.parametrize("target", ["config.json", "nowhere", "folder", "pipe"])
+    def test_what_is_no_config(self, target: str, tmp_path: Path) -> None:
+        config, folder, pipe = (tmp_path / name for name in ("config.json", "folder", "pipe"))
+        folder.mkdir()
+        os.mkfifo(pipe)
+        config.symlink_to(target)
+        assert (
+            refusal(str(tmp_path))
+            == {
+                "config.json": f"{config} links to config.json, and so on in a circle; download the file again.",
+                "nowhere": f"{config} links to nowhere, which does not exist; download the file again.",
+                "folder": f"{config} is a folder, and should be a file; put the file there, or download it again.",
+                "pipe": f"{config} is a pipe, and should be a file; put the file there, or download it again.",
+            }[target]
+        )
+
     def test_has_no_revision(self, tmp_path: Path) -> None:
         (tmp_path / "config.json").write_bytes(CONFIG)
         assert "revision 'v1' is for Hub models" in refusal(str(tmp_path), "v1")
@@ -115,6 +138,14 @@ class TestLocalFolder:
         assert "model.gguf is a file; give the folder" in refusal(str(file))
         assert f"{empty} is empty; give a folder that holds config.json" in refusal(str(empty))
         assert f"{tmp_path} has no config.json; give a folder" in refusal(str(tmp_path))
+        pipe, lost, circle = (tmp_path / name for name in ("pipe", "lost", "circle"))
+        os.mkfifo(pipe)
+        lost.symlink_to("nowhere")
+        circle.symlink_to("circle")
+        give = "give the folder that holds config.json and safetensors weights."
+        assert refusal(str(pipe)) == f"{pipe} is a pipe; {give}"
+        assert refusal(str(lost)) == f"{lost} links to nowhere, which does not exist; {give}"
+        assert refusal(str(circle)) == f"{circle} links to circle, and so on in a circle; {give}"
         (empty / "config.json").write_bytes(CONFIG)
         assert f"{tmp_path} has no config.json; did you mean {empty}?" in refusal(str(tmp_path))
 

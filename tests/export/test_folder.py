@@ -155,7 +155,7 @@ def test_leftovers_of_dead_runs_are_removed_and_others_are_not(tmp_path: Path) -
         write_model(tmp_path / name, "half")
     output.check(None)
     assert listing(tmp_path) == sorted(stale + kept)
-    with output.lock(tmp_path / "out.resume" / "lock"):
+    with output.lock():
         assert listing(tmp_path) == sorted([*kept, "out.resume"])
         with output.staged() as folder:
             write_model(folder, "new")
@@ -164,7 +164,7 @@ def test_leftovers_of_dead_runs_are_removed_and_others_are_not(tmp_path: Path) -
 
 def test_names_are_taken_literally(tmp_path: Path) -> None:
     write_model(tmp_path / f".aXb.partial-{DEAD}", "half")
-    with OutputFolder(tmp_path / "a.b", False).lock(tmp_path / "a.b.resume" / "lock"):
+    with OutputFolder(tmp_path / "a.b", False).lock():
         pass
     assert listing(tmp_path) == [f".aXb.partial-{DEAD}"]
 
@@ -174,7 +174,7 @@ def test_an_old_folder_left_aside_comes_back_and_is_then_in_the_way(tmp_path: Pa
     write_model(tmp_path / f".out.replaced-{DEAD}", "old")
     write_model(tmp_path / f".out.partial-{DEAD}", "new")
     output = OutputFolder(tmp_path / "out", False)
-    with pytest.raises(RequestError, match="exists and is not empty"), output.lock(tmp_path / "out.resume" / "lock"):
+    with pytest.raises(RequestError, match="exists and is not empty"), output.lock():
         pass
     assert listing(tmp_path) == ["out"]
     assert (tmp_path / "out" / "version").read_text() == "old"

@@ -6,10 +6,13 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import ModelCard, constants
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
+from compressor.architectures.family import vision_note
 from compressor.cli import main
 from tests.export.hub_upload_server import TOKEN, Repository, UploadHub
 from tests.test_pipeline import compress, make_source, make_text
+from tests.tiny_models import save_tiny
 
 BASE, REPO = "org/base", "someone/half"
 METADATA = "license: other\nlicense_name: research\nlicense_link: LICENSE\npipeline_tag: image-text-to-text\n"
@@ -41,7 +44,18 @@ def test_the_card_has_licence_task_and_commit_of_the_base(based: UploadHub, tmp_
     }  # fmt: skip
     assert f"[{BASE}](https://huggingface.co/{BASE}) at revision `{'a' * 40}`" in card
     assert "# Base" not in card
+    assert "These lines load the text model alone; `AutoModelForImageTextToText.from_pretrained` loads it with" in card
     assert pushed["LICENSE"] == b"terms"
+
+
+def test_of_a_multimodal_model_the_load_lines_load_the_text_model(tmp_path: Path) -> None:
+    """As the card says: the class for images and text loads the whole."""
+    folder, note = save_tiny("qw", tmp_path), vision_note("qwen3_5")
+    assert "the text model alone; `AutoModelForImageTextToText.from_pretrained` loads it with its vision tower" in note
+    assert type(AutoModelForCausalLM.from_pretrained(folder)).__name__ == "Qwen3_5ForCausalLM"
+    whole = AutoModelForImageTextToText.from_pretrained(folder)
+    assert any("visual" in name for name, _ in whole.named_parameters())
+    assert {vision_note(other) for other in ("qwen3_5_text", "qwen3_next", "mamba2")} == {""}
 
 
 def test_a_hub_that_repeats_the_token_is_not_quoted(

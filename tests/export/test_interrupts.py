@@ -167,7 +167,7 @@ def test_a_kill_around_the_renames(
         assert {version(path) for path in tmp_path.iterdir()} == {"old", "new"}
     else:
         assert version(old) == left
-    with OutputFolder(old, True).lock(tmp_path / "out.resume" / "lock"):
+    with OutputFolder(old, True).lock():
         assert listing(tmp_path) == ["out", "out.resume"]
         assert version(old) == after
 
@@ -178,7 +178,7 @@ def test_a_kill_while_staging_is_cleaned_by_the_next_run(tmp_path: Path, old: Pa
         child.kill()
         child.communicate(timeout=20)
     assert listing(tmp_path) == [f".out.partial-{child.pid}", "out"]
-    with OutputFolder(old, True).lock(tmp_path / "out.resume" / "lock"):
+    with OutputFolder(old, True).lock():
         pass
     assert listing(tmp_path) == ["out"]
     assert version(old) == "old"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from compressor.errors import RequestError
-from compressor.export.locks import run_lock
+from compressor.export.locks import lock_file_of, refuse_foreign, run_lock
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -65,11 +65,48 @@ def test_nothing_is_left_of_the_lock_and_all_of_the_rest(tmp_path: Path) -> None
     with pytest.raises(KeyError), run_lock(tmp_path / "a" / "b" / "lock", Path("DIR")):
         raise KeyError
     assert listing(tmp_path) == []
-    (tmp_path / "out.resume").mkdir()
-    (tmp_path / "out.resume" / "statistics").touch()
-    with run_lock(tmp_path / "out.resume" / "lock", Path("DIR")):
+    folder = tmp_path / "out.resume"
+    with run_lock(folder / "lock", Path("DIR")):
+        (folder / "statistics").touch()
+    assert listing(folder) == ["lock", "statistics"]  # the mark by which the next run knows the folder
+    with run_lock(folder / "lock", Path("DIR")):
+        (folder / "statistics").unlink()
+    assert listing(tmp_path) == []
+    folder.mkdir()
+    with run_lock(folder / "lock", Path("DIR")):
         pass
-    assert listing(tmp_path / "out.resume") == ["statistics"]
+    assert listing(tmp_path) == ["out.resume"]  # a user's
+
+
+def test_a_folder_that_no_run_made_is_left_alone(tmp_path: Path) -> None:
+    lock_file = lock_file_of(tmp_path / "out")
+    refuse_foreign(lock_file)
+    lock_file.parent.mkdir()
+    refuse_foreign(lock_file)
+    for name in ("training", "weights"):
+        (lock_file.parent / name).mkdir()
+    for refuse in (refuse_foreign, enter_lock):
+        with pytest.raises(RequestError) as error:
+            refuse(lock_file)
+        assert str(error.value) == (
+            f"{tmp_path}/out.resume, where runs keep what --resume goes on with, was not made by compress: it holds "
+            "training and no compress.lock; move it away or choose another output folder."
+        )
+    assert listing(lock_file.parent) == ["training", "weights"]
+    lock_file.touch()
+    refuse_foreign(lock_file)
+
+
+def test_a_file_in_place_of_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "out.resume").touch()
+    for refuse in (refuse_foreign, enter_lock):
+        with pytest.raises(RequestError, match=r"out.resume is a file, and runs keep there what --resume goes on with"):
+            refuse(lock_file_of(tmp_path / "out"))
+
+
+def enter_lock(lock_file: Path) -> None:
+    with run_lock(lock_file, Path("DIR")):
+        pass
 
 
 def test_the_resume_folder_may_be_removed_inside(tmp_path: Path) -> None:

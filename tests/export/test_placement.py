@@ -149,6 +149,17 @@ def test_inside_the_source(snapshot: Path) -> None:
     )
 
 
+def test_a_link_inside_the_source(snapshot: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (snapshot / "link").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "other").symlink_to(snapshot)
+    for path in (snapshot / "link", tmp_path / "other" / "link"):
+        assert refusal(path, False, snapshot) == (
+            f"the output folder {snapshot}/link is inside the source folder {snapshot}; choose another."
+        )
+    OutputFolder(tmp_path / "elsewhere", False).check(snapshot)
+
+
 def test_above_the_source_or_its_files(snapshot: Path, tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "cache", tmp_path / "cache" / "snapshots", tmp_path / "cache" / "blobs"):
         assert refusal(path, True, snapshot) == (

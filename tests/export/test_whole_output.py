@@ -40,7 +40,7 @@ def test_an_output_outlives_the_cache_and_serves_every_user(snapshot: Path, tmp_
     mask = os.umask(0o022)
     try:
         output.check(snapshot)
-        with output.lock(tmp_path / "shared" / "out.resume" / "lock"), output.staged() as folder:
+        with output.lock(), output.staged() as folder:
             (folder / "config.json").write_bytes((snapshot / "config.json").read_bytes())
             names = copy_companions(snapshot, folder)
             weights = write_weights(planned, folder, 20_000, None)

@@ -14,7 +14,14 @@ from torch import Tensor
 from compressor.calibration.tokenizer import load_tokenizer
 from compressor.demo import calibration_text_path
 from compressor.errors import RequestError
-from compressor.fisher.memory import Sizes, estimated_bytes, fitting_checkpointing, free_bytes, sizes_of
+from compressor.fisher.memory import (
+    Sizes,
+    estimated_bytes,
+    fitting_checkpointing,
+    free_bytes,
+    sequences_at_once,
+    sizes_of,
+)
 from compressor.fisher.progressive import FisherSelection, alone, progressive_fisher
 from compressor.fisher.settings import FisherSettings
 from compressor.fisher.statistics import MaskedModel, Sampling, mask_statistics, masked_divergence
@@ -229,13 +236,19 @@ SIZES = Sizes(24, 16, 128, 24, 2048, 32000, 8, 2048, 2)
 
 def test_without_memory_the_remedies_are_named() -> None:
     message = (
-        r"needs about .* GiB beside the model for a batch of 8 x 2048 tokens and cpu has 0\.000977 GiB free; lower the "
-        "batch size or the sequence length, or use the method drrqr"
+        r"needs about .* GB beside the model for a batch of 8 x 2048 tokens and cpu has 0\.1 GB free; lower the batch "
+        "size or the sequence length, or use the method drrqr, which needs no gradients"
     )
     with pytest.raises(RequestError, match=message):
-        fitting_checkpointing(SIZES, FisherSettings(), 2**20, CPU)
+        fitting_checkpointing(SIZES, FisherSettings(), 10**8, CPU)
     with pytest.raises(RequestError, match="choose the scope head, or turn gradient checkpointing on, or lower"):
         fitting_checkpointing(SIZES, FisherSettings(scope="layer", gradient_checkpointing=False), 2**20, CPU)
+
+
+def test_batches_go_by_tokens_where_no_gpu_computes() -> None:
+    assert [sequences_at_once(100, 60, length, CPU) for length in (16, 64, 2048, 8192)] == [60, 60, 2, 1]
+    assert sequences_at_once(8, 60, 8192, torch.device("cuda")) == 8
+    assert sequences_at_once(8, 0, 64, CPU) == 1
 
 
 def test_layers_are_recomputed_where_memory_asks_for_it() -> None:

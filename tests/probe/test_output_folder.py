@@ -17,6 +17,7 @@ from compressor.cli import main
 from compressor.errors import RunError
 from compressor.export.advice import NEW_FOLDERS_ONLY
 from compressor.export.folder import OutputFolder
+from compressor.export.locks import LOCK_NAME
 from compressor.preparation import open_model
 from compressor.probe_plan import plan_probe
 from compressor.probe_section import ProbeSection
@@ -63,7 +64,7 @@ def test_a_folder_that_cannot_be_made_is_refused_before_the_work(
 def test_a_second_run_is_refused_before_it_measures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "out"
     given = words(tmp_path, output)
-    with OutputFolder(output, overwrite=False).lock(tmp_path / "out.resume" / "lock"):
+    with OutputFolder(output, overwrite=False).lock():
         assert main(given) == 2
     captured = capsys.readouterr()
     assert f"another run is writing {output} (pid {os.getpid()}); wait for its end" in captured.err
@@ -125,7 +126,7 @@ def test_a_signal_ends_it_with_one_sentence(number: signal.Signals, tmp_path: Pa
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     ) as process:  # fmt: skip
         # The lock stands from when the run has been planned to its end.
-        while not (tmp_path / "out.resume" / "lock").exists():
+        while not (tmp_path / "out.resume" / LOCK_NAME).exists():
             assert process.poll() is None, process.stderr.read() if process.stderr else ""
             time.sleep(0.02)
         process.send_signal(number)

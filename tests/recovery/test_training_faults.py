@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from compressor.errors import RequestError, RunError
+from compressor.naming import Naming, key_of, option_of
+from compressor.recovery.faults import explained_memory
 from compressor.recovery.log import StepRecord, read_log
 from tests.recovery.runs import (
     SETTINGS,
@@ -148,7 +150,7 @@ def test_a_head_with_a_bias_is_refused(models: Models, tmp_path: Path) -> None:
     [
         ({}, "a pass over 4 sequences of 32 tokens .* give micro_batch_size 2 or gradient_checkpointing,"),
         ({"micro_batch_size": 1}, "a pass over 1 sequences .* give gradient_checkpointing,"),
-        ({"micro_batch_size": 1, "gradient_checkpointing": True}, "give a shorter sequence_length,"),
+        ({"micro_batch_size": 1, "gradient_checkpointing": True}, "lower sequence_length,"),
     ],
 )
 def test_too_little_memory_names_what_needs_less(
@@ -162,3 +164,18 @@ def test_too_little_memory_names_what_needs_less(
     run.student.model.get_submodule(run.student.mixers[0].module).register_forward_hook(fail)
     with pytest.raises(RunError, match=f"^step 1: .*{remedy}"):
         train_run(run, tmp_path / "work", with_steps(2, **changes))
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        (key_of, r"give recovery\.micro_batch_size: 2 or recovery\.gradient_checkpointing: true,"),
+        (option_of, "give --micro-batch-size 2 or --gradient-checkpointing,"),
+    ],
+)
+def test_what_needs_less_memory_is_called_as_it_was_given(name: Naming, remedy: str) -> None:
+    with (
+        pytest.raises(RunError, match=remedy),
+        explained_memory(1, 4, 32, recomputed=False, kept="no checkpoint", name=name),
+    ):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
