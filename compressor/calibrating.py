@@ -6,9 +6,12 @@ import hashlib
 import json
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
+from torch import Tensor
 from transformers import PreTrainedModel
 
+from compressor.architectures.projections import projections
 from compressor.artifacts import CalibrationProgress, CalibrationStatistics, ProgressFile
 from compressor.calibration.offloaded import OffloadedModel
 from compressor.calibration.run import calibrate
@@ -26,9 +29,9 @@ from compressor.statistics_file import (
     load_statistics,
     model_sha256,
     refuse_other_statistics,
-    refuse_place,
     save_statistics,
 )
+from compressor.statistics_place import refuse_little_room, refuse_place
 from compressor.texts_read import texts_of
 
 SECONDS_BETWEEN_SAVES = 5.0
@@ -40,8 +43,8 @@ def refuse_statistics_files(plan: RunPlan, options: RunOptions, needs: frozenset
     """What can be known before the model is loaded.
 
     Raises:
-        RequestError: statistics of another model, revision or width, or without what is needed; a place to save them
-            that cannot take them; both at once.
+        RequestError: statistics of another model, revision or width, damaged, or without what is needed; a place to
+            save them that cannot take them, or has no room; both at once.
     """
     if options.statistics is not None and options.save_statistics is not None:
         raise RequestError(
@@ -51,6 +54,7 @@ def refuse_statistics_files(plan: RunPlan, options: RunOptions, needs: frozenset
     if options.save_statistics is not None:
         outputs, texts = [output.path for output in plan.outputs], texts_of(plan.recipe)
         refuse_place(options.save_statistics, outputs, plan.source.folder, texts, options.overwrite)
+        refuse_little_room(options.save_statistics, _identity(plan).sizes.file_bytes(needs | _SUMMED_IN_PASSING))
     if options.statistics is not None:
         refuse_other_statistics(options.statistics, _identity(plan), needs)
 
@@ -72,7 +76,7 @@ def collect_statistics(
 
     Raises:
         RequestError: the statistics that were handed in are not those of this run.
-        RunError: activations or gradients are NaN or infinite; a file cannot be written.
+        RunError: activations or gradients are NaN or infinite; no space left for what --resume goes on with.
     """
     identity = _identity(plan, model_sha256(sha256, plan.source.checkpoint.raw_config), tokens.sha256)
     if options.statistics is not None:
@@ -85,20 +89,25 @@ def collect_statistics(
     if "gradient" in needs and not isinstance(model, OffloadedModel):
         statistics = with_gradients(plan, model, token_batches, statistics, processes, reporter)
     if options.save_statistics is not None and processes.is_main:
-        save_statistics(options.save_statistics, identity, statistics)
+        problem = save_statistics(options.save_statistics, identity, statistics)
+        if problem is not None:
+            reporter.say(f"note: {problem}")
     return statistics
 
 
 def _identity(plan: RunPlan, model: str | None = None, tokens: str | None = None) -> StatisticsIdentity:
     folder, mixers = plan.source.checkpoint.folder, plan.source.mixers
+    projection = projections(plan.source.architecture, mixers[0])[0]
     return StatisticsIdentity(
-        folder.name,
-        folder.revision,
-        mixers[0].head_k_dim,
-        tuple(mixer.layer for mixer in mixers),
-        str(plan.dtype).removeprefix("torch."),
-        model,
-        tokens,
+        model=folder.name,
+        revision=folder.revision,
+        key_dim=mixers[0].head_k_dim,
+        heads=mixers[0].num_k_heads,
+        input_width=plan.source.shapes[projection.tensor][1],
+        layers=tuple(mixer.layer for mixer in mixers),
+        dtype=str(plan.dtype).removeprefix("torch."),
+        model_sha256=model,
+        tokens_sha256=tokens,
     )
 
 
@@ -114,11 +123,9 @@ def _calibrate(
     reporter: StageReporter,
 ) -> CalibrationStatistics:
     own = processes.share(token_batches)
-    key = _calibration_key(plan, tokens, sha256, needs, processes)
+    key = _calibration_key(plan, tokens, sha256, processes)
     file = ProgressFile(plan.calibration_file(processes.index, processes.count), key)
-    start, problem = file.load() if options.resume else (None, None)
-    if problem is not None:
-        reporter.say(f"note: {problem}")
+    start = _kept_sums(file, needs, reporter) if options.resume else None
     if isinstance(model, OffloadedModel):
         return calibrate_low_memory(plan, model, own, needs, file, start, reporter)
     if start is not None:
@@ -149,13 +156,31 @@ def _calibrate(
         return processes.summed(statistics)
 
 
-def _calibration_key(
-    plan: RunPlan, tokens: PackedTokens, sha256: str, needs: frozenset[Statistic], processes: Processes
-) -> str:
-    """Of everything that the sums depend on."""
+def _kept_sums(file: ProgressFile, needs: frozenset[Statistic], reporter: StageReporter) -> CalibrationProgress | None:
+    """What an interrupted run kept of exactly the sums that this one takes, whose method may be another.
+
+    None where there is nothing of use, with a note that says why.
+    """
+    kept, problem = file.load()
+    if kept is not None:
+        sums: dict[Statistic, Tensor | None] = {"energy": kept.energies, "wanda": kept.input_squares}
+        taken = {name: tensor if name in needs else None for name, tensor in sums.items()}
+        lacking = [name for name, tensor in taken.items() if name in needs and tensor is None]
+        if not lacking:
+            return replace(kept, energies=taken["energy"], input_squares=taken["wanda"])
+        problem = (
+            f"{file.path} holds no {' and no '.join(lacking)} of the channels, which this run sums too: "
+            "calibrating again"
+        )
+    if problem is not None:
+        reporter.say(f"note: {problem}")
+    return None
+
+
+def _calibration_key(plan: RunPlan, tokens: PackedTokens, sha256: str, processes: Processes) -> str:
+    """Of everything that the sums depend on; which of them were taken is seen from the file."""
     parts = [sha256, json.dumps(plan.source.checkpoint.raw_config, sort_keys=True), tokens.sha256]
     parts += [str(plan.recipe.calibration.batch_size), str(plan.dtype), plan.device.type]
     parts += [f"{processes.index} of {processes.count}"] if processes.count > 1 else []
-    parts += sorted(needs & _SUMMED_IN_PASSING)
     parts += ["layer by layer"] if plan.recipe.calibration.low_memory else []
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()

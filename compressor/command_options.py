@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
+from compressor.command_words import path
 from compressor.width import check_allocation
 
 
@@ -59,5 +59,6 @@ def add_calibration_options(parser: argparse.ArgumentParser, low_memory: bool = 
 
 def add_statistics_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("statistics").add_argument
-    add("--save-statistics", type=Path, metavar="FILE", help="keep those of the calibration, outside the output folder")
-    add("--statistics", type=Path, metavar="FILE", help="use what --save-statistics kept, of the same model and tokens")
+    kept, used = (path(name) for name in ("--save-statistics", "--statistics"))
+    add("--save-statistics", type=kept, metavar="FILE", help="keep those of the calibration, outside the output folder")
+    add("--statistics", type=used, metavar="FILE", help="use what --save-statistics kept, of the same model and tokens")

@@ -214,10 +214,13 @@ def _plan_training(
 
 
 def held_out_to_refit(sequences: int, retrieval_share: float) -> int:
-    """How many of the calibration sequences a refit does not see: text and prompts, where both are among them."""
+    """How many of the calibration sequences a refit does not see: text and prompts, where both are among them.
+
+    At most half, so that a rare kind does not leave next to nothing to fit.
+    """
     rarer = min(retrieval_share, 1 - retrieval_share)
     least = math.ceil(1 / rarer) if rarer else 1
-    return min(max(least, sequences // HELD_OUT_TO_REFIT), sequences - 1)
+    return min(max(least, sequences // HELD_OUT_TO_REFIT), (sequences + 1) // 2, sequences - 1)
 
 
 def pack_plan_tokens(plan: RunPlan) -> PackedTokens:

@@ -113,9 +113,9 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("folder", type=Path, metavar="DIR", help="what compress wrote")
+    add("folder", type=path("DIR"), metavar="DIR", help="what compress wrote")
     add("--teacher", metavar="MODEL", help="a folder or Hub id (default: the model that DIR was cut from)")
-    add("--output-dir", type=Path, metavar="OUT", help="default: DIR-recovered")
+    add("--output-dir", type=path("--output-dir"), metavar="OUT", help="default: DIR-recovered")
     add("--recipe", type=path("--recipe"), metavar="FILE", help="YAML whose sections recovery and runtime are read")
     training = parser.add_argument_group("training").add_argument
     training(

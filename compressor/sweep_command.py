@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from rich.console import Console
 
 from compressor.abbreviation import cut_word
 from compressor.command_options import add_calibration_options, add_scoring_options, add_statistics_options
+from compressor.command_words import path
 from compressor.errors import RequestError
 from compressor.flat_settings import names_of_flat, nest_flat_settings
 from compressor.launched import LaunchedParser, launch
@@ -53,7 +53,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("model", metavar="MODEL", nargs="?", help="a folder or Hub id; default: the bundled demo model")
-    add("--output-dir", type=Path, metavar="DIR", required=True, help="for sweep.json, sweep.png and METHOD-WIDTH")
+    add(
+        "--output-dir",
+        type=path("--output-dir"),
+        metavar="DIR",
+        required=True,
+        help="for sweep.json, sweep.png and METHOD-WIDTH",
+    )
     add("--revision", help="branch, tag or commit of a Hub model")
     add(
         "--ratios",

@@ -136,6 +136,15 @@ def test_what_judges_cuts_chooses_none_of_them(
 
 
 @pytest.mark.parametrize(
+    ("sequences", "retrieval_share", "held_out"),
+    [(128, 0.5, 25), (128, 0.0, 25), (4, 0.5, 2), (20, 0.05, 10), (20, 0.95, 10), (3, 0.5, 2), (2, 0.5, 1), (1, 0, 0)],
+)
+def test_what_a_refit_does_not_see(sequences: int, retrieval_share: float, held_out: int) -> None:
+    """A fifth, and both kinds; never more than half."""
+    assert held_out_to_refit(sequences, retrieval_share) == held_out
+
+
+@pytest.mark.parametrize(
     ("name", "methods"),
     [
         ("gated_deltanet", ["drrqr", "energy", "fisher"]),

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import os
+import sys
 from pathlib import Path
 
 import pytest
 
+from compressor.cli import main
 from compressor.errors import RequestError
 from compressor.export.locks import LOCK_NAME
-from compressor.statistics_file import refuse_place
+from compressor.statistics_place import refuse_little_room, refuse_place
 from tests.test_pipeline import compress, hashes, make_source, make_text
 from tests.test_sweep import QUICK
 
@@ -66,6 +69,69 @@ def test_folders_of_the_run_are_no_place(place: str, fragment: str, tmp_path: Pa
     with pytest.raises(RequestError, match=fragment):
         refuse_place(tmp_path / place, outputs, tmp_path / "model", texts, overwrite=False)
     refuse_place(tmp_path / "new", outputs, tmp_path / "model", texts, overwrite=False)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--statistics", ""],
+        ["--save-statistics", " "],
+        ["sweep", "--output-dir", "out", "--statistics", ""],
+        ["sweep", "--output-dir", "out", "--save-statistics", ""],
+        ["sweep", "--output-dir", ""],
+        ["recover", "out", "--output-dir", ""],
+        ["recover", ""],
+    ],
+    ids=" ".join,
+)
+def test_paths_without_a_word(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    name = words[-2] if words[-2].startswith("--") else "DIR"
+    said = capsys.readouterr().err
+    assert said == f'compress: error: {name} "{words[-1]}" is empty; name something, or leave it out.\n'
+
+
+def test_a_place_without_room(tmp_path: Path) -> None:
+    file = tmp_path / "statistics.safetensors"
+    refuse_little_room(file, 1)
+    sentence = (
+        rf"^--save-statistics {file} needs 1000000\.00 TB and the file system of {tmp_path} has [0-9.]+ .B free; free "
+        r"[0-9.]+ TB more, or name a file on another disk\.$"
+    )
+    with pytest.raises(RequestError, match=sentence):
+        refuse_little_room(file, 10**18)
+
+
+class RemovingOutput(io.StringIO):
+    """Standard output of a run that takes `folder` away when it calibrates."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._folder = folder
+
+    def write(self, text: str) -> int:
+        if text.startswith("calibrating"):
+            self._folder.rmdir()
+        return super().write(text)
+
+
+def test_a_place_that_is_gone_after_calibration_loses_no_run(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    words = [*QUICK, "--save-statistics", str(folder / "statistics.safetensors")]
+    output = RemovingOutput(folder)
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "stdout", output)
+        assert compress(source, tmp_path / "out", make_text(tmp_path), *words) == 0
+    said = [line for line in output.getvalue().splitlines() if "could not be written" in line]
+    assert len(said) == 1
+    assert said[0].startswith(f"note: --save-statistics {folder}/statistics.safetensors could not be written (")
+    assert said[0].endswith(
+        "the run goes on without it; to have the statistics, run again and name a file in a place with room."
+    )
+    assert (tmp_path / "out" / "model.safetensors").is_file()
 
 
 def test_no_file_but_statistics_is_replaced(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

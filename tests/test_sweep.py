@@ -97,7 +97,7 @@ def test_statistics_of_other_tokens_dtype_or_method_are_refused(
         ("absent", None, "there is no such file"),
         (".", None, "that is a folder, not a file; give one that --save-statistics wrote."),
         ("text", b"no statistics at all", "cannot be read"),
-        ("model.safetensors", None, "schema None instead of 1"),
+        ("model.safetensors", None, "is a safetensors file that holds no statistics; give one that --save-stat"),
     ],
 )
 def test_files_that_hold_no_statistics(
