@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from transformers import PretrainedConfig
 
+from compressor.abbreviation import shown
 from compressor.errors import RequestError
 
 _MAX_LAYERS = 100_000
@@ -38,17 +39,19 @@ def refuse_impossible_config(raw_config: Mapping[str, Any]) -> None:
     for part in _PARTS:
         value = raw_config.get(part)
         if value is not None and not isinstance(value, Mapping):
-            raise RequestError(f"config.json has {part} = {value!r}; it must be an object, or left out.")
+            raise RequestError(f"config.json has {part} = {shown(value)}; it must be an object, or left out.")
     nested = [(f"{key}.", value) for key, value in raw_config.items() if isinstance(value, Mapping)]
     for prefix, config in (("", raw_config), *nested):
         for field in _NAMES:
             value = config.get(field)
             if value is not None and not isinstance(value, str):
-                raise RequestError(f"config.json has {prefix}{field} = {value!r}; it must be a string, or left out.")
+                raise RequestError(
+                    f"config.json has {prefix}{field} = {shown(value)}; it must be a string, or left out."
+                )
         for field, value in config.items():
             wanted = _wanted_number(field, value)
             if wanted is not None:
-                raise RequestError(f"config.json has {prefix}{field} = {_short(value)}; it must be {wanted}.")
+                raise RequestError(f"config.json has {prefix}{field} = {shown(value)}; it must be {wanted}.")
         for field, count in _layers(config):
             if count > _MAX_LAYERS:
                 raise RequestError(
@@ -65,11 +68,6 @@ def _wanted_number(field: str, value: Any) -> str | None:
     if isinstance(value, float) and (math.isnan(value) or _MAX_FLOAT < abs(value) < math.inf):
         return f"a number of at most {_MAX_FLOAT:.4g}"
     return None
-
-
-def _short(value: Any) -> str:
-    """JSON has whole numbers of thousands of digits."""
-    return f"{value!r}" if isinstance(value, float) or abs(value) < 10**30 else "a number of more than 30 digits"
 
 
 def _layers(config: Mapping[str, Any]) -> Iterable[tuple[str, int | float]]:
@@ -183,4 +181,4 @@ def refuse_fields(config: PretrainedConfig, rules: Iterable[FieldRule]) -> None:
         value = getattr(decoder, rule.field)
         wanted = rule.wanted(value, decoder)
         if wanted is not None:
-            raise RequestError(f"config.json has {prefix}{rule.field} = {value!r}; it must be {wanted}.")
+            raise RequestError(f"config.json has {prefix}{rule.field} = {shown(value)}; it must be {wanted}.")

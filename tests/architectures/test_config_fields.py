@@ -57,11 +57,11 @@ def refusal(name: str, changes: Mapping[str, Any], folder: Path) -> str:
     ],
 )
 def test_more_layers_than_any_model_has(name: str, changes: dict[str, Any], field: str, tmp_path: Path) -> None:
-    start = time.monotonic()
+    start = time.process_time()
     message = refusal(name, changes, tmp_path)
     assert "layers, more than 100000; correct " in message
     assert message.endswith(f"correct {field}.")
-    assert time.monotonic() - start < 10
+    assert time.process_time() - start < 30
 
 
 @pytest.mark.parametrize("name", CHUNKED)
@@ -126,7 +126,7 @@ def test_values_that_the_stock_classes_take_and_cannot_run_with(
         (
             "granite",
             {"attention_multiplier": 10**400},
-            "attention_multiplier = a number of more than 30 digits; it must",
+            "attention_multiplier = a number of about 401 digits; it must",
         ),
         ("gated_deltaproduct_hybrid", {"attn": {"window_size": 10**19}}, f"attn.window_size = {10**19}; it must be a"),
         ("kda", {"pad_token_id": True}, "pad_token_id = True; it must be a whole number, or left out."),
