@@ -181,9 +181,9 @@ def test_a_large_skeleton_is_quick_and_empty() -> None:
     config = Qwen3_5TextConfig(num_hidden_layers=64, hidden_size=5120)
     state = torch.get_rng_state()
     tracemalloc.start()
-    start = time.perf_counter()
+    start = time.process_time()
     model = meta_model(config, Qwen3_5ForCausalLM)
-    seconds = time.perf_counter() - start
+    seconds = time.process_time() - start
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     tensors = [*model.parameters(), *model.buffers()]
