@@ -30,6 +30,7 @@ _Count = Annotated[int, Field(ge=1, le=2**24)]
 _Sizes = Annotated[list[_Count], Field(min_length=1), AfterValidator(once)]
 DEFAULT_PROMPT_LENGTH = 512
 DEFAULT_PREFILL_LENGTHS = (2048, 8192, 16384)
+_ON_A_CPU = "note: on a CPU recurrences are plain torch, not a GPU's kernels; do not take these ratios for a GPU's"
 _CALL_STEPS = 20
 """Steps of one captured graph."""
 _WIDEST = 10_000
@@ -91,6 +92,8 @@ def _bench(words: list[str]) -> int:
     output = None if given is None else OutputFile.checked(given, overwrite)
     console = Console()
     bench = _loaded(sources, section, runtime, device, console)
+    if device.type == "cpu":
+        _say(console, _ON_A_CPU)
     finite = _finite_logits(bench, section, console)
     measure_all(bench, section)
     cells = bench.recorder.cells

@@ -111,6 +111,13 @@ def test_every_page_is_reached_from_the_readme() -> None:
     assert set(PAGES) <= reached
 
 
+def test_the_tree_of_the_readme_names_every_module() -> None:
+    tree = (ROOT / "README.md").read_text(encoding="utf-8").partition("## The tree")[2]
+    entries = [path for path in (ROOT / "compressor").iterdir() if not path.name.startswith("_")]
+    names = [f"{path.name}/" if path.is_dir() else path.name for path in entries]
+    assert [name for name in sorted(names) if not re.search(rf"(?<![a-z_]){re.escape(name)}", tree)] == []
+
+
 def test_the_selector_that_is_shown_keeps_what_it_says() -> None:
     """The code of docs/adding-a-selector.md, on the statistics of two heads."""
     (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "adding-a-selector.md").read_text(), re.DOTALL)

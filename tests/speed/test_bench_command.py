@@ -36,6 +36,7 @@ def test_a_model_against_a_baseline(
     assert main([*words, "--output", str(output)]) == 0
     printed = capsys.readouterr().out
     assert "loading dense" in printed
+    assert "note: on a CPU recurrences are plain torch, not a GPU's kernels" in printed
     assert "decode: narrow batch 3 length 8: plain:" in printed
     assert "speed ratio" in printed
     assert "…" not in printed  # a terminal of 80 columns takes no digits away
