@@ -4,6 +4,11 @@ Every message is one sentence with the value, the limit and the remedy. The comm
 exits with `exit_code`; a traceback is shown only under `--debug`.
 """
 
+NOT_FINITE_REMEDY = (
+    "look for such weights in this layer and those before it, or, where this was in 16 bits, use dtype float32"
+)
+"""Of layers whose activations or gradients are NaN or infinite: that is where it came from, or they overflow."""
+
 
 class CompressorError(Exception):
     """Base of every error this package raises on purpose."""

@@ -9,6 +9,7 @@ from compressor.calibration.layer_outputs import LayerOutputs
 from compressor.calibration.layerwise import calibrate_layerwise, can_go_on, num_layers
 from compressor.calibration.offloaded import OffloadedModel
 from compressor.calibration.tokens import TokenBatch
+from compressor.export.advice import LESS_AT_ONCE
 from compressor.export.disk import translate_write_errors
 from compressor.planning import RunPlan
 from compressor.progress import StageReporter
@@ -44,7 +45,8 @@ def calibrate_low_memory(
     def on_layer(progress: CalibrationProgress) -> None:
         file.save(progress)
 
-    with reporter.stage("calibrating", layers * tokens) as advance, translate_write_errors(plan.resume_folder, None):
+    stage = reporter.stage("calibrating", layers * tokens, "layer-tokens")
+    with stage as advance, translate_write_errors(plan.resume_folder, None, LESS_AT_ONCE):
         statistics = calibrate_layerwise(
             plan.source.architecture,
             offloaded,

@@ -23,6 +23,7 @@ from compressor.loading import build_skeleton, load_model
 from compressor.naming import key_of
 from compressor.placing import spread_over_gpus
 from tests.families import TinyCheckpoint, open_tiny, tiny_checkpoint, tiny_tokens
+from tests.test_interruption import file_size_limit
 from tests.test_pipeline import compress, hashes, make_source, make_text
 
 WITHOUT_WHOLE_MODELS = ["--no-refit", "--no-evaluate", "--no-verify"]
@@ -66,6 +67,23 @@ def test_an_interrupted_run_in_low_memory_is_resumed(
     assert compress(source, tmp_path / "out", text, *words, "--resume") == 0
     assert "resuming after 2 of 3 layers" in capsys.readouterr().out
     assert hashes(tmp_path / "out")["selection.json"] == hashes(tmp_path / "whole")["selection.json"]
+
+
+def test_activations_that_have_no_room_are_told_in_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, text = make_source("q35", tmp_path / "source"), make_text(tmp_path)
+    words = [*WITHOUT_WHOLE_MODELS, "--low-memory"]
+    capsys.readouterr()
+    with file_size_limit(2_000):
+        assert compress(source, tmp_path / "out", text, *words) == 1
+    assert capsys.readouterr().err == (
+        f"compress: error: a file in {tmp_path / 'out.resume'} grew beyond the size limit of the file system or of "
+        "`ulimit -f`; raise it or set a smaller --batch-size, and run again with --resume.\n"
+    )
+    assert not (tmp_path / "out").exists()
+    assert compress(source, tmp_path / "out", text, *words, "--resume") == 0
+    assert not (tmp_path / "out.resume").exists()
 
 
 @pytest.mark.parametrize("name", ["q35", "qw_experts"])

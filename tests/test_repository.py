@@ -32,7 +32,7 @@ ALLOWED_IMPORTS: dict[str, set[str]] = {
     "reference": {"errors"},
     "artifacts": {"errors"},
     "checkpoint": {"errors", "file_kinds"},
-    "architectures": {"errors", "reference"},
+    "architectures": {"errors", "abbreviation", "reference"},
     "calibration": {"errors", "naming", "artifacts", "architectures", "demo", "file_kinds", "tokenization"},
     "surgery": {"errors", "artifacts", "architectures", "checkpoint", "export"},
     "export": {"errors", "artifacts", "checkpoint"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -68,7 +69,10 @@ class LayerOutputs:
     def _save(self, name: str, batch: int, value: Any) -> None:
         path = self._path(name, batch)
         path.parent.mkdir(parents=True, exist_ok=True)
-        torch.save(send_to_device(value, "cpu"), path)
+        content = io.BytesIO()
+        torch.save(send_to_device(value, "cpu"), content)
+        # Into a file, torch makes of a full disk a RuntimeError that does not say so.
+        path.write_bytes(content.getbuffer())
 
     def _load(self, name: str, batch: int) -> Any:
         path = self._path(name, batch)

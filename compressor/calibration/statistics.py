@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from compressor.architectures.base import Mixer, RecurrenceTap
-from compressor.errors import RunError
+from compressor.errors import NOT_FINITE_REMEDY, RunError
 
 TOKENS_PER_PRODUCT = 512
 """Rows of one low-precision product: tensor cores lose digits in proportion to the rows they sum."""
@@ -74,7 +74,7 @@ class GramAccumulator(RecurrenceTap):
             stream, position, head = (int(index) for index in (~finite).nonzero()[0])
             raise RunError(
                 f"layer {self._layers[position]}, head {head}: {('query', 'key')[stream]} activations are NaN or "
-                "infinite; calibrate with dtype float32, or check the checkpoint."
+                f"infinite; {NOT_FINITE_REMEDY}."
             )
 
     def _add(self, stream: int, layer: int, activations: Tensor) -> None:

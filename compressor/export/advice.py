@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,3 +19,5 @@ WITH_RESUME = Advice("pass --overwrite or choose another", "run again with --res
 
 NEW_FOLDERS_ONLY = Advice("choose another", "run again", "choose an output folder elsewhere")
 """Of a verb that replaces nothing and keeps nothing to go on with."""
+LESS_AT_ONCE = replace(WITH_RESUME, too_large="set a smaller --batch-size")
+"""Of files that hold a batch each."""

@@ -26,7 +26,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from compressor.architectures.base import Architecture, Mixer
 from compressor.architectures.masking import MaskedChannels
-from compressor.errors import RunError
+from compressor.errors import NOT_FINITE_REMEDY, RunError
 from compressor.fisher.logits import divergence, hidden_gradients
 from compressor.fisher.masks import SegmentMasks, segment_variables
 from compressor.fisher.settings import Removal, Scope
@@ -258,8 +258,8 @@ def _refuse_infinite(mixers: Sequence[Mixer], sums: _Sums) -> None:
     if not bool(finite.all()):
         position, head = (int(index) for index in (~finite).nonzero()[0])
         raise RunError(
-            f"layer {mixers[position].layer}, head {head}: gradients of the masks are NaN or infinite; select with "
-            "dtype float32, or check the checkpoint."
+            f"layer {mixers[position].layer}, head {head}: gradients of the masks are NaN or infinite; "
+            f"{NOT_FINITE_REMEDY}."
         )
 
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from compressor.architectures.base import Architecture, Mixer
-from compressor.errors import RequestError, RunError
+from compressor.errors import NOT_FINITE_REMEDY, RequestError, RunError
 from compressor.recovery.capture import Batch, Point, activations_at
 from compressor.recovery.ridge import NormalEquations, fit
 
@@ -197,8 +197,7 @@ def _normal_equations(
         add_up(sums)
     if not sums.finite:
         raise RunError(
-            f"layer {mixer.layer}: what the output projection reads or gives is NaN or infinite; run with dtype "
-            "float32, or check the checkpoint."
+            f"layer {mixer.layer}: what the output projection reads or gives is NaN or infinite; {NOT_FINITE_REMEDY}."
         )
     return sums
 

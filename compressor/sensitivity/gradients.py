@@ -19,7 +19,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from compressor.architectures.base import Architecture, Mixer, Stream
 from compressor.architectures.projections import projections
-from compressor.errors import RunError
+from compressor.errors import NOT_FINITE_REMEDY, RunError
 from compressor.recovery.capture import Batch
 from compressor.recovery.kernel_width import at_trusted_width
 from compressor.recovery.losses import IGNORED, distillation_loss
@@ -179,5 +179,5 @@ def _refuse_not_finite(scores: Tensor, mixers: Sequence[Mixer]) -> None:
         stream, position, head = (int(index) for index in (~finite).nonzero()[0])
         raise RunError(
             f"layer {mixers[position].layer}, head {head}: the gradient of the loss by the {STREAMS[stream]} "
-            "projection is NaN or infinite; calibrate with dtype float32, or check the checkpoint."
+            f"projection is NaN or infinite; {NOT_FINITE_REMEDY}."
         )

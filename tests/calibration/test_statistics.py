@@ -211,7 +211,8 @@ def test_activations_that_are_not_finite_name_layer_and_head(name: str, value: f
     with torch.no_grad():
         weights = tiny.model.get_submodule(f"{last.module}.{module}").get_parameter(parameter)
         weights[int(channel_map.rows[1, 3, 0])] = value
-    with pytest.raises(RunError, match=rf"^layer {last.layer}, head 1: key activations are NaN or infinite"):
+    said = rf"^layer {last.layer}, head 1: key activations are NaN or infinite; look for such weights in this layer"
+    with pytest.raises(RunError, match=said):
         run(tiny, list(batches([tiny_tokens()], 1)))
 
 

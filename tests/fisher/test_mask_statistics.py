@@ -284,7 +284,7 @@ def test_the_model_is_left_as_it_was_also_after_a_failure(tmp_path: Path) -> Non
 
 def test_infinite_gradients_name_their_layer_and_head(tmp_path: Path) -> None:
     masked = tiny("gated_deltanet", tmp_path)
-    with pytest.raises(RunError, match=r"layer 0, head 0: gradients of the masks are NaN or infinite; select with"):
+    with pytest.raises(RunError, match=r"layer 0, head 0: gradients of the masks are NaN or infinite; look for such"):
         statistics(masked, [tokens(1, 70)], some_channels(masked), scale=math.inf)
 
 
