@@ -17,8 +17,8 @@ from compressor.checkpoint.config_file import CONFIG_FILE
 from compressor.errors import RequestError
 from compressor.loading import resolve_device
 from compressor.preparation import Source, open_model, open_source
-from compressor.recipe import RuntimeSection, describe
-from compressor.section import refuse_doubles
+from compressor.recipe import RuntimeSection
+from compressor.section import describe, refuse_doubles
 from compressor.selection.registry import build_selector
 from compressor.selection.request import check_f
 
@@ -97,7 +97,7 @@ def section(kind: type[Section], settings: Mapping[str, object]) -> Section:
     try:
         return kind.model_validate(settings)
     except ValidationError as error:
-        raise RequestError(f"--{describe(error)[0].removesuffix('.')}.") from error
+        raise RequestError(f"--{describe(error, kind)[0].removesuffix('.')}.") from error
 
 
 def check_folder(option: str, folder: Path | None) -> Path:

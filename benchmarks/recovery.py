@@ -67,7 +67,8 @@ from compressor.pipeline import compress
 from compressor.planning import RunOptions
 from compressor.preparation import Source, open_model, open_source
 from compressor.recipe import CalibrationSection, RecoverySection, RuntimeSection
-from compressor.recovering import RecoverRequest, recover
+from compressor.recover_plan import RecoverRequest
+from compressor.recovering import recover
 from compressor.recovery.student import prepare_student
 from compressor.recovery.training import train
 

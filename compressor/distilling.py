@@ -19,13 +19,13 @@ from compressor.calibration.tokens import token_sha256
 from compressor.checkpoint.config_file import CONFIG_FILE, dump_config, read_config
 from compressor.checkpoint.headers import read_headers, read_tensor
 from compressor.context_length import refuse_sequences_beyond
+from compressor.copying import copy_tree
 from compressor.data_parallel import Processes
 from compressor.errors import RequestError
 from compressor.evaluation.measure import Material, measure
-from compressor.export.disk import refuse_too_little_space, translate_write_errors
+from compressor.export.disk import translate_write_errors
 from compressor.export.replacement import replace_tensors
-from compressor.home_folders import expanded
-from compressor.loading import build_skeleton, load_model
+from compressor.loading import build_skeleton, load_model, refused_by_stock_classes
 from compressor.naming import Naming, option_of
 from compressor.progress import Advance, StageReporter
 from compressor.recipe import CalibrationSection, RecoverySection
@@ -33,7 +33,7 @@ from compressor.recovery.checkpoints import checkpoints_in, refuse_other_setting
 from compressor.recovery.log import StepRecord, draw_curve
 from compressor.recovery.settings import Identity, TrainingSettings
 from compressor.recovery.student import Student, StudentSettings, StudentSummary, prepare_student
-from compressor.recovery.tracking import keep_written_figures, refuse_missing_tracker
+from compressor.recovery.tracking import FIGURES_FOLDER, refuse_missing_tracker, written_figures
 from compressor.recovery.training import TrainingResult, train
 from compressor.retrieval_shares import too_small_training_share_note
 from compressor.retrieval_tokens import calibration_forms
@@ -127,7 +127,7 @@ def plan_training(
     student = StudentSettings(section.trainable, section.rank, section.alpha, targets, seed)
     decoder, space = check_student(architecture, cut_config, student)
     if section.save_adapter is not None:
-        _refuse_too_little_space(section.save_adapter, space.trained_parameters * torch.float32.itemsize, name)
+        space.refuse_too_little_for_adapter(section.save_adapter, name)
     length = section.sequence_length
     refuse_sequences_beyond(length, name("recovery.sequence_length", length), decoder)
     if section.retrieval_share:
@@ -169,10 +169,12 @@ def check_student(
 
     Raises:
         UntrainableCutError: they do not fit the shapes.
+        RequestError: the stock classes make no model of it.
     """
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / CONFIG_FILE).write_text(dump_config(dict(cut_config)), encoding="utf-8")
-        skeleton = build_skeleton(architecture, Path(folder), dict(cut_config))
+        with refused_by_stock_classes(None):
+            skeleton = build_skeleton(architecture, Path(folder), dict(cut_config))
     mixers = architecture.mixers(skeleton.config, [name for name, _ in skeleton.named_parameters()])
     output_bytes = stored_bytes(skeleton)
     try:
@@ -182,13 +184,6 @@ def check_student(
         raise UntrainableCutError(str(error)) from error
     decoder: PretrainedConfig = skeleton.config.get_text_config(decoder=True)
     return decoder, TrainingSpace(summary.trainable_parameters, output_bytes)
-
-
-def _refuse_too_little_space(save_adapter: str, required_bytes: int, name: Naming) -> None:
-    try:
-        refuse_too_little_space(expanded(save_adapter), required_bytes)
-    except RequestError as error:
-        raise RequestError(f"{name('recovery.save_adapter')}: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,7 +288,9 @@ def _write_trained(plan: TrainingPlan, student: Student, result: TrainingResult,
     replace_tensors(folder, student.merged_tensors(dtypes, lambda name: read_tensor(entries[name])))
     (folder / result.log.name).write_bytes(result.log.read_bytes())
     draw_curve(result.log, folder / CURVE_FILE)
-    keep_written_figures(folders.work, folder)
+    figures = written_figures(folders.work)
+    if figures is not None:
+        copy_tree(figures, folder / FIGURES_FOLDER, Path(FIGURES_FOLDER))
     if folders.adapter is not None:
         with translate_write_errors(Path(plan.section.save_adapter or folders.adapter), None):
             student.save_adapter(folders.adapter)

@@ -10,7 +10,8 @@ from pydantic import BaseModel, ValidationError
 
 from compressor.errors import RequestError
 from compressor.naming import Naming, names_of
-from compressor.recipe import SECTIONS, describe
+from compressor.recipe import SECTIONS
+from compressor.section import describe
 
 First = TypeVar("First", bound=BaseModel)
 Second = TypeVar("Second", bound=BaseModel)
@@ -81,7 +82,7 @@ def validate_both(
         try:
             sections.append(model.model_validate(settings))
         except ValidationError as error:
-            problems += describe(error, partial(_named, name, place))
+            problems += describe(error, model, partial(_named, name, place))
     if problems:
         raise RequestError("\n".join(problems))
     return sections[0], sections[1]

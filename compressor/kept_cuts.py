@@ -21,6 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from compressor.artifacts import write_json
 from compressor.calibration.tokens import token_sha256
+from compressor.copying import copy_tree
 from compressor.errors import RequestError
 from compressor.export.disk import translate_write_errors
 from compressor.export.files import finish_tree, sync_file, sync_folder
@@ -128,13 +129,16 @@ class KeptCuts:
             partial.replace(file)
             sync_folder(self.folder)
 
-    def put_into(self, folder: Path) -> None:
+    def put_into(self, folder: Path, called: Path) -> None:
         """Give every checkpoint a second name in `folder`: what is kept stays whole until the sweep is in place.
 
-        Where the file system has no hard links, the files are copied.
+        Where the file system has no hard links, the files are copied. Messages know `folder` as `called`.
+
+        Raises:
+            RunError: a file cannot be read or written.
         """
         for name in self.settings:
-            shutil.copytree(self.folder / name, folder / name, symlinks=True, copy_function=_link_or_copy)
+            copy_tree(self.folder / name, folder / name, called / name, _link_or_copy)
 
     @contextmanager
     def told(self, reporter: StageReporter) -> Iterator[None]:
@@ -195,7 +199,7 @@ def _sha256(parts: Sequence[str]) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
-def _link_or_copy(source: str, target: str) -> None:
+def _link_or_copy(source: Path, target: Path) -> None:
     try:
         os.link(source, target, follow_symlinks=False)
     except OSError as error:

@@ -137,8 +137,8 @@ _STOCK_ERRORS = (
 
 
 @contextmanager
-def refused_by_stock_classes(folder: Path) -> Iterator[None]:
-    """Turn the stock classes' objections to a config into one sentence.
+def refused_by_stock_classes(folder: Path | None) -> Iterator[None]:
+    """Turn the stock classes' objections to the config in `folder`, None for that of a planned cut, into one sentence.
 
     Raises:
         RequestError: they cannot read the config or build a model from it.
@@ -147,10 +147,10 @@ def refused_by_stock_classes(folder: Path) -> Iterator[None]:
         yield
     except _STOCK_ERRORS as error:
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise RequestError(
-            f"the stock classes make no model from {folder / 'config.json'} ({reason[:300]}); "
-            "use the config.json that belongs to these weights."
-        ) from error
+        config, remedy = "the config of the cut", "choose another width"
+        if folder is not None:
+            config, remedy = str(folder / "config.json"), "use the config.json that belongs to these weights"
+        raise RequestError(f"the stock classes make no model from {config} ({reason[:300]}); {remedy}.") from error
 
 
 def release_memory(device: torch.device) -> None:

@@ -12,13 +12,14 @@ from compressor.cutting import WrittenCut, write_cut
 from compressor.data_parallel import Processes
 from compressor.distilling import Trained, TrainingFolders, held_out_figures, train_folder
 from compressor.export.model_card import render_model_card
+from compressor.export.model_files import RECORDED_NOWHERE, files_inside
 from compressor.loading import release_memory
 from compressor.measuring import evaluate_cut
 from compressor.planning import RunOptions, RunPlan
 from compressor.progress import StageReporter
 from compressor.refitting import Policies, resolved_plan
 from compressor.report import EvaluationReport, Report, VerificationReport
-from compressor.reporting import RunFacts, build_report, card_facts, card_place
+from compressor.reporting import RunFacts, build_report, card_facts, card_place, record_output
 from compressor.session import Session
 from compressor.verification.request import adapter_targets
 from compressor.verification.run import Original, verify_folder
@@ -74,6 +75,7 @@ def describe_checkpoint(made: Made, reporter: StageReporter, verify: bool = True
     plan, folder = made.plan, made.folders.checkpoint
     (folder / "recipe.yaml").write_text(plan.recipe.to_yaml(), encoding="utf-8")
     verification = _verify(made, reporter) if verify and plan.recipe.export.verify else None
+    files = [name for name in files_inside(folder) if name not in RECORDED_NOWHERE]
     facts = RunFacts(
         tokens=made.tokens,
         base_sha256=made.base_sha256,
@@ -82,6 +84,7 @@ def describe_checkpoint(made: Made, reporter: StageReporter, verify: bool = True
         trained=made.trained,
         evaluation=made.evaluation,
         verification=verification,
+        files=record_output(folder, files, reporter),
         timings_s=reporter.seconds,
     )
     report = build_report(plan, facts)

@@ -20,17 +20,20 @@ def push_command(words: list[str]) -> int:
     """`compress push`; returns the exit status."""
     arguments = _parser().parse_args(words)
     from compressor.export.hub import find_account
-    from compressor.pushing import plan_push
+    from compressor.export.tokens_inside import masking
+    from compressor.pushing import own_token, plan_push
 
-    console = Console()
+    console, masked = Console(), masking(own_token())
     plan = plan_push(arguments.folder, arguments.repository)
     for note in plan.notes:
         _say(console, f"note: {note}")
     if not arguments.dry_run:
         return _push(plan, arguments.folder, arguments.private, console)
     for file in plan.files:
-        _say(console, f"{file.size:>16,}  {file.name}")
+        _say(console, f"{file.size:>16,}  {masked(file.name)}")
     _say(console, f"{plan.size:>16,}  bytes in {len(plan.files)} files")
+    if plan.refusal is not None:
+        _say(console, f"note: a push would be refused: {plan.refusal}")
     try:
         find_account()
     except RequestError as refusal:

@@ -2,35 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from compressor.checkpoint.config_file import CONFIG_FILE
 from compressor.checkpoint.layout import INDEX_FILE, listed
 from compressor.checkpoint.presence import no_folder
 from compressor.errors import RequestError
-from compressor.export.companions import companion_files
-from compressor.export.hub import HubAccount, HubFile, PushedCommit, check_repo_id, find_account, upload
+from compressor.export.companions import CHAT_TEMPLATE_FOLDER
+from compressor.export.file_records import FileRecord, differences, read_records
+from compressor.export.hub import HubFile, PushedCommit, check_repo_id, find_account, upload
 from compressor.export.model_card import card_of_repository
+from compressor.export.model_files import CARD_FILE, RECIPE_FILE, REPORT_FILE, files_inside, is_weights, own_files
+from compressor.export.tokens_inside import blocks, holds_any, holds_token, masking
+from compressor.file_kinds import refuse_no_file
+from compressor.json_text import parse_json
 from compressor.preparation import open_model, open_source
 from compressor.reporting import read_compression
 
-CARD_FILE = "README.md"
-WRITTEN_FILES = ("config.json", CARD_FILE, "compression.json", "recipe.yaml", "selection.json")
+WRITTEN_FILES = (CONFIG_FILE, CARD_FILE, REPORT_FILE, RECIPE_FILE, "selection.json")
 """What every compressed folder has beside its weights."""
-_TRAINING_FILES = ("training.jsonl", "training.png")
-_SEARCHED_BYTES = 20_000_000
+_REMEDY = "restore the file, or compress again"
 
 
 @dataclass(frozen=True, slots=True)
 class PushPlan:
-    """What would go up, and what to tell the user of it."""
+    """What would go up, and what to tell the user of it. `refusal` says why `push` will not do it, None: it will."""
 
     repo_id: str
     files: tuple[HubFile, ...]
     message: str
     notes: tuple[str, ...]
+    refusal: str | None = None
 
     @property
     def size(self) -> int:
@@ -39,7 +45,7 @@ class PushPlan:
 
 
 def plan_push(folder: Path, repo_id: str) -> PushPlan:
-    """Open a compressed folder and check every file's presence and every tensor's name and shape; sends nothing.
+    """Open a compressed folder and check every file, as compress wrote it, and every tensor's shape; sends nothing.
 
     Args:
         folder: what `compress` wrote.
@@ -53,13 +59,18 @@ def plan_push(folder: Path, repo_id: str) -> PushPlan:
     base = compression.get("base_model")
     if isinstance(base, str) and base.casefold() == repo_id.casefold():
         raise RequestError(f"{repo_id} is the model that {folder} was cut from; choose another name.")
+    records = read_records(folder / REPORT_FILE, compression)
+    own = own_files(folder, records)
+    _refuse_what_is_no_file(folder, own)
     before, after = _key_dim(folder, compression)
-    weights = _checked_weights(folder, after)
-    names = [*WRITTEN_FILES, *(path.as_posix() for path in companion_files(folder)), *weights]
-    names += [name for name in (INDEX_FILE, *_TRAINING_FILES) if (folder / name).is_file()]
-    files = tuple(_hub_file(folder, name, repo_id) for name in sorted(set(names)))
+    names = sorted({*(name for name in own if not is_weights(name)), *_checked_weights(folder, after)})
+    changed = _changed(folder, names, records) if records else []
+    _refuse_broken_json(folder, names)
+    files = tuple(_hub_file(folder, name, repo_id) for name in names)
     message = f"{compression.get('method')}: {after} of {before} key/query channels of each head kept"
-    return PushPlan(repo_id, files, message, tuple(_notes(folder, files, compression)))
+    token = own_token()
+    notes = [*changed, *_notes(folder, files, compression, bool(records))]
+    return PushPlan(repo_id, files, message, tuple(map(masking(token), notes)), _token_refusal(files, token))
 
 
 def push(plan: PushPlan, private: bool, say: Callable[[str], None]) -> PushedCommit:
@@ -71,12 +82,63 @@ def push(plan: PushPlan, private: bool, say: Callable[[str], None]) -> PushedCom
         say: gets a line for each step.
 
     Raises:
-        RequestError: there is no token, it stands in a file, or it may not write to the repository.
+        RequestError: there is no token, one stands in a file, or it may not write to the repository.
         RunError: the upload broke off; the same call goes on.
     """
     account = find_account()
-    _refuse_token_inside(plan.files, account)
+    if plan.refusal is not None:
+        raise RequestError(plan.refusal)
     return upload(plan.repo_id, plan.files, private, plan.message, account, say)
+
+
+def own_token() -> str | None:
+    """The token that a push would use; None where there is none, as `find_account` refuses."""
+    from huggingface_hub import get_token
+
+    return get_token()
+
+
+def _refuse_what_is_no_file(folder: Path, names: Sequence[str]) -> None:
+    """A link shows readers what stands elsewhere on this machine, and compress writes none."""
+    templates = folder / CHAT_TEMPLATE_FOLDER
+    for path in (*([templates] if templates.is_symlink() else []), *(folder / name for name in names)):
+        if path.is_symlink():
+            raise RequestError(
+                f"{path} is a link to {path.readlink()}, and only files of the folder itself are pushed; put the file "
+                "there, or remove the link."
+            )
+        refuse_no_file(path, str(path), f"remove it, or {_REMEDY}")
+        if not os.access(path, os.R_OK, effective_ids=True):
+            raise RequestError(f"{path} cannot be read by this user; change its mode.")
+
+
+def _changed(folder: Path, names: Collection[str], records: Mapping[str, FileRecord]) -> list[str]:
+    """Notes of files that are not as they were written; those that make the model are refused.
+
+    Raises:
+        RequestError: weights, their index or the config are not what compress wrote.
+    """
+    essential = [name for name in {*names, *records} if is_weights(name) or name in (CONFIG_FILE, INDEX_FILE)]
+    unknown = sorted(name for name in essential if name not in records)
+    if unknown:
+        raise RequestError(
+            f"compress did not write {folder / unknown[0]}, by {REPORT_FILE}; put back what it wrote, or compress "
+            "again: another model goes up with `hf upload`."
+        )
+    notes = []
+    for name, how in differences(folder, records):
+        if name in essential:
+            raise RequestError(f"{folder / name} {how}; {_REMEDY}: another model goes up with `hf upload`.")
+        notes.append(f"{name} {how}" if name not in names else f"{name} was changed since compress wrote it")
+    return notes
+
+
+def _refuse_broken_json(folder: Path, names: Sequence[str]) -> None:
+    for path in (folder / name for name in names if name.endswith(".json")):
+        try:
+            parse_json(path.read_bytes())
+        except ValueError as error:
+            raise RequestError(f"{path} is not valid JSON ({error}); {_REMEDY}.") from error
 
 
 def _read_report(folder: Path) -> Mapping[str, Any]:
@@ -85,7 +147,7 @@ def _read_report(folder: Path) -> Mapping[str, Any]:
         raise RequestError(f"{problem}; give a folder that compress wrote.")
     compression = read_compression(folder)
     if compression is None:
-        raise RequestError(f"{folder} has no readable compression.json; give a folder that compress wrote.")
+        raise RequestError(f"{folder} has no readable {REPORT_FILE}; give a folder that compress wrote.")
     absent = [name for name in WRITTEN_FILES if not (folder / name).is_file()]
     if absent:
         raise RequestError(f"{folder} lacks {listed(absent)}, which compress wrote; restore it, or compress again.")
@@ -128,29 +190,46 @@ def _hub_file(folder: Path, name: str, repo_id: str) -> HubFile:
     return HubFile(name, card, len(card))
 
 
-def _notes(folder: Path, files: Sequence[HubFile], compression: Mapping[str, Any]) -> list[str]:
+def _notes(folder: Path, files: Sequence[HubFile], compression: Mapping[str, Any], recorded: bool) -> list[str]:
     notes = []
-    chosen = {file.name.partition("/")[0] for file in files}
-    left_out = sorted(path.name for path in folder.iterdir() if path.name not in chosen)
+    chosen = {file.name for file in files}
+    others = {path.name for path in folder.iterdir() if path.name not in {name.partition("/")[0] for name in chosen}}
+    # Below a folder of which nothing goes up, nothing is named.
+    inside = {name for name in files_inside(folder) if name not in chosen and name.partition("/")[0] not in others}
+    left_out = [name if name.isprintable() else ascii(name) for name in sorted(others | inside)]
     if left_out:
-        notes.append(f"not uploaded, since it belongs to no checkpoint: {', '.join(left_out)}")
+        why = "which compress did not write"
+        if not recorded:
+            why = f"which has no usual name, and {REPORT_FILE} of this older folder does not say what compress wrote"
+        notes.append(f"not uploaded: {', '.join(left_out)}, {why}")
     if not compression.get("verification"):
         notes.append(f"this folder was never verified; `compress verify {folder}` does it")
     home = str(Path.home())
-    telling = [file.name for file in files if len(home) > 1 and home.encode() in _searched(file)]
+    telling = [file.name for file in files if len(home) > 1 and _holds(file, home)]
     if telling:
         notes.append(f"{', '.join(telling)} will show paths below {home}; edit what nobody should see")
     return notes
 
 
-def _refuse_token_inside(files: Sequence[HubFile], account: HubAccount) -> None:
-    telling = [file.name for file in files if account.token.encode() in _searched(file)]
-    if telling:
-        raise RequestError(f"your token of the Hub stands in {listed(telling)}; remove it before anyone can read it.")
+def _token_refusal(files: Sequence[HubFile], token: str | None) -> str | None:
+    """Why the files cannot be shown to anyone: a token is read and used within minutes."""
+    masked = masking(token)
+    own = [masked(file.name) for file in files if token is not None and (token in file.name or _holds(file, token))]
+    if own:
+        return f"your token of the Hub stands in {listed(own)}; remove it before anyone can read it."
+    others = [
+        masked(file.name)
+        for file in files
+        if masked(file.name) != file.name or holds_token(blocks(file.content, file.is_weights))
+    ]
+    if others:
+        return (
+            f"a token of the Hub (hf_ and 34 letters and digits) stands in {listed(others)}; remove it before anyone "
+            "can read it."
+        )
+    return None
 
 
-def _searched(file: HubFile) -> bytes:
-    """The bytes of a file of text, none of weights and other large files."""
-    if isinstance(file.content, bytes):
-        return file.content
-    return b"" if file.is_weights or file.size > _SEARCHED_BYTES else file.content.read_bytes()
+def _holds(file: HubFile, word: str) -> bool:
+    """Whether the word stands in a file, of weights in what precedes the tensors."""
+    return holds_any(blocks(file.content, file.is_weights), (word.encode("utf-8", "surrogateescape"),))

@@ -6,19 +6,17 @@ all of them at once.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Annotated, Any, Literal, Self
 
 import yaml
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
-from compressor.abbreviation import cut, cut_word, shown
+from compressor.abbreviation import cut_word, shown
 from compressor.errors import RequestError
 from compressor.evaluation_section import MOST_TOKENS, EvaluationSection
 from compressor.export.sizes import parse_size
-from compressor.section import Section, SettingsError, Word, accepted_by, once
+from compressor.section import Section, SettingsError, Word, accepted_by, describe, once
 from compressor.selection.registry import check_selector, get_selector_entry
 from compressor.width import known_allocation
 
@@ -28,6 +26,9 @@ DEMO_CALIBRATION: Mapping[str, Any] = {"source": "demo", "samples": 20}
 """For the bundled model: as many whole sequences as the bundled text has."""
 
 NormEpsilon = Literal["keep", "scaled", "auto"]
+
+_LEAST, _MOST = 1e-6, 1e6
+"""Of factors of a training: what lies beyond leaves float32, or nothing of what it multiplies."""
 
 
 def _size_as_word(value: Any) -> Any:
@@ -154,7 +155,7 @@ class RecoverySection(Section):
     trainable: Literal["lora", "mixers"] = "lora"
     """lora: adapters on the mixers' projections, convolutions and norms whole; mixers: all of the mixers' weights."""
     rank: int = Field(default=32, ge=1)
-    alpha: float = Field(default=64.0, gt=0)
+    alpha: float = Field(default=64.0, ge=_LEAST, le=_MOST)
     """An adapter's output is multiplied by alpha / rank."""
     targets: Annotated[list[Word], Field(min_length=1), AfterValidator(once)] | None = None
     """Last names of the modules that get an adapter; None: all projections of the mixers."""
@@ -164,15 +165,15 @@ class RecoverySection(Section):
     final_learning_rate: float = Field(default=1e-5, ge=0, le=1)
     warmup_share: float = Field(default=0.05, ge=0, le=1)
     weight_decay: float = Field(default=0.0, ge=0, le=1)
-    gradient_norm: float = Field(default=1.0, gt=0)
+    gradient_norm: float = Field(default=1.0, ge=_LEAST)
     """Longer gradients are scaled down to it."""
-    kl_weight: float = Field(default=1.0, ge=0)
+    kl_weight: float = Field(default=1.0, ge=0, le=_MOST)
     """Of KL(teacher || student)."""
-    cross_entropy_weight: float = Field(default=0.0, ge=0)
+    cross_entropy_weight: float = Field(default=0.0, ge=0, le=_MOST)
     """Of the loss on the text itself."""
-    temperature: float = Field(default=1.0, gt=0)
+    temperature: float = Field(default=1.0, ge=0.01, le=100)
     """Of both distributions of the KL."""
-    matching_weight: float = Field(default=0.0, ge=0)
+    matching_weight: float = Field(default=0.0, ge=0, le=_MOST)
     """Of the match of every mixer's outputs with the teacher's."""
     checkpoint_every: int = Field(default=200, ge=1)
     """Steps between two checkpoints, which --resume goes on from."""
@@ -233,7 +234,7 @@ class Recipe(Section):
         try:
             return cls.model_validate(sections)
         except ValidationError as error:
-            raise RequestError("\n".join(f"{origin}: {line}" for line in describe(error, name))) from None
+            raise RequestError("\n".join(f"{origin}: {line}" for line in describe(error, cls, name))) from None
 
     def to_yaml(self) -> str:
         return yaml.safe_dump(self.model_dump(), sort_keys=False, allow_unicode=True)
@@ -247,51 +248,3 @@ SECTIONS: Mapping[str, type[Section]] = {
     "evaluation": EvaluationSection,
     "export": ExportSection,
 }
-
-
-_SENTENCES = {
-    "model_type": '"{}" is no section; write its settings below it, each as NAME: VALUE',
-    "int_type": '"{}" is no whole number',
-    "string_too_short": '"{}" is empty; name something, or leave it out',
-    "too_short": "name at least one",
-    "string_pattern_mismatch": '"{}" is no device; give auto, cpu, cuda or cuda:N',
-}
-
-
-_MOST_MISTAKES = 20
-
-
-def describe(error: ValidationError, name: Callable[[str], str] = str) -> list[str]:
-    """A line for each mistake, of many for the first ones; `name` is what the user knows a setting as.
-
-    No value is shown at a length that nobody reads.
-    """
-    lines = []
-    for problem in error.errors()[:_MOST_MISTAKES]:
-        path = name(".".join(part for part in problem["loc"] if isinstance(part, str)))
-        message = problem["msg"].removeprefix("Value error, ")
-        if problem["type"] == "extra_forbidden":
-            lines.append(f"{path} is not a setting{_did_you_mean(problem['loc'])}")
-        elif isinstance(cause := problem.get("ctx", {}).get("error"), SettingsError):
-            lines.append(cause.told(partial(_field_of, problem["loc"], name)))
-        elif problem["type"] == "value_error":
-            lines.append(f"{path}: {message}" if path else message)
-        elif problem["type"] in _SENTENCES:
-            given = problem["input"]
-            word = cut_word(given) if isinstance(given, str) else shown(given)
-            lines.append(f"{path}: " + _SENTENCES[problem["type"]].format(word))
-        else:
-            lines.append(f"{path}: {message} (got {shown(problem['input'])})")
-    if error.error_count() > _MOST_MISTAKES:
-        lines.append(f"{error.error_count() - _MOST_MISTAKES:,} more mistakes follow; correct these first.")
-    return [cut(line) for line in lines]
-
-
-def _field_of(location: tuple[int | str, ...], name: Callable[[str], str], field: str) -> str:
-    return name(".".join([*(part for part in location if isinstance(part, str)), field]))
-
-
-def _did_you_mean(location: tuple[int | str, ...]) -> str:
-    model = SECTIONS.get(str(location[0]), Recipe) if len(location) > 1 else Recipe
-    nearest = difflib.get_close_matches(str(location[-1]), list(model.model_fields), n=1)
-    return f"; did you mean {nearest[0]}?" if nearest else f"; known here: {', '.join(model.model_fields)}."

@@ -16,6 +16,7 @@ from compressor.launched import LaunchedParser, launch
 from compressor.naming import names_of
 from compressor.recipe import Recipe, RecoverySection, RuntimeSection
 from compressor.recipe_file import load_settings
+from compressor.section import known_settings
 
 _SECTION_OPTIONS: tuple[tuple[str, type, str], ...] = (
     ("--sequences", int, "to train on (default: 32768)"),
@@ -63,7 +64,8 @@ def recover_command(words: list[str]) -> int:
     )
     from compressor.data_parallel import leave_processes
     from compressor.planning import RunOptions
-    from compressor.recovering import RecoverRequest, recover
+    from compressor.recover_plan import RecoverRequest
+    from compressor.recovering import recover
     from compressor.reporting import result_table
 
     console = Console()
@@ -94,10 +96,8 @@ def _sections(recipe: Path) -> dict[str, dict[str, Any]]:
     settings = load_settings(recipe)
     unknown = [key for key in settings if key not in Recipe.model_fields]
     if unknown:
-        raise RequestError(
-            f"{recipe}: {cut_word(unknown[0])} is no part of a recipe; known are {', '.join(Recipe.model_fields)}: "
-            "correct it."
-        )
+        known = known_settings(unknown[0], list(Recipe.model_fields))
+        raise RequestError(f"{recipe}: {cut_word(unknown[0])} is no part of a recipe{known}")
     sections = {key: settings[key] for key in ("recovery", "runtime") if settings.get(key) is not None}
     for key, value in sections.items():
         if not isinstance(value, dict):

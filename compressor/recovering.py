@@ -2,133 +2,41 @@
 
 from __future__ import annotations
 
-import shutil
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
-import torch
 from rich.console import Console
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
-from compressor.adapter_output import describe_adapter, plan_adapter, staged_with_adapter
+from compressor.adapter_output import describe_adapter, staged_with_adapter
 from compressor.artifacts import write_json
-from compressor.calibration.text import DEMO
-from compressor.calibration.tokenizer import load_tokenizer
 from compressor.checkpoint.config_file import CONFIG_FILE, read_config
 from compressor.checkpoint.fingerprint import weights_sha256
+from compressor.copying import copy_tree
 from compressor.data_parallel import Processes, join_processes
-from compressor.distilling import Trained, TrainingFolders, TrainingPlan, held_out_figures, plan_training, train_folder
+from compressor.distilling import Trained, TrainingFolders, held_out_figures, train_folder
 from compressor.errors import RequestError
 from compressor.evaluating import resolved_settings
 from compressor.evaluation.measure import Material, Measured, compare
 from compressor.evaluation.pairing import differences
 from compressor.evaluation.results import collect
-from compressor.export.disk import refuse_too_little_space
-from compressor.export.folder import OutputFolder
+from compressor.export.file_records import FileRecord
 from compressor.export.model_card import render_model_card
+from compressor.export.model_files import RECIPE_FILE, RECORDED_NOWHERE, TRAINING_FILES, is_weights, own_files
 from compressor.home_folders import expanded
-from compressor.loading import load_model, release_memory, resolve_device, resolve_dtype
-from compressor.material import EvaluationPlan, make_material, plan_evaluation
-from compressor.naming import keys_in
-from compressor.planning import RunOptions
-from compressor.preparation import Source, open_model, open_source
+from compressor.loading import load_model, release_memory
+from compressor.material import make_material
+from compressor.preparation import Source
 from compressor.progress import Advance, StageReporter
-from compressor.recipe import Recipe, RecoverySection, RuntimeSection
-from compressor.recover_checks import (
-    open_teacher,
-    read_folder,
-    refuse_changed_cut,
-    refuse_other_teacher,
-    refuse_other_tokenizer,
-    trained_original,
-)
+from compressor.recover_checks import refuse_changed_cut, refuse_changed_files, trained_original
+from compressor.recover_plan import RecoverPlan, RecoverRequest, plan_recovery
 from compressor.recovery_report import training_report
 from compressor.report import EvaluationReport, RecoveryReport, Report, VerificationReport
-from compressor.reporting import CardPlace, card_facts, load_line
-from compressor.shared_output import held, remove_resume_folder, resume_folder_of
-from compressor.texts_read import refuse_outputs_among, texts_of
-from compressor.training_settings import refuse_idle_settings, refuse_processes, training_settings
+from compressor.reporting import CardPlace, card_facts, load_line, record_output
+from compressor.shared_output import held, remove_resume_folder
+from compressor.training_settings import refuse_processes
 from compressor.verification.run import verify_folder
-
-
-@dataclass(frozen=True)
-class RecoverRequest:
-    """What `compress recover` was asked. `teacher` None is the model that the folder's recipe names."""
-
-    folder: Path
-    teacher: str | None
-    output_dir: Path | None
-    section: RecoverySection
-    runtime: RuntimeSection
-    options: RunOptions
-    evaluate: bool = True
-    verify: bool = True
-
-
-@dataclass(frozen=True)
-class RecoverPlan:
-    """Opened inputs: the compressed folder, its report and recipe, and its teacher."""
-
-    student: Source
-    teacher: Source
-    report: Report
-    recipe: Recipe
-    training: TrainingPlan
-    evaluation: EvaluationPlan | None
-    tokenizer: PreTrainedTokenizerBase
-    output: OutputFolder
-    adapter: OutputFolder | None
-    device: torch.device
-    dtype: torch.dtype
-
-    @property
-    def training_folder(self) -> Path:
-        return resume_folder_of(self.output) / "training"
-
-    @property
-    def outputs(self) -> tuple[OutputFolder, ...]:
-        """Every folder that the run writes, the checkpoint's first."""
-        return (self.output,) if self.adapter is None else (self.output, self.adapter)
-
-
-def plan_recovery(request: RecoverRequest) -> RecoverPlan:
-    """Open everything and refuse what cannot be done, before any weight is loaded.
-
-    Raises:
-        RequestError: the folder is no compressed one, the teacher is not its teacher, or the training is impossible.
-    """
-    folder, runtime = expanded(request.folder), request.runtime
-    training_settings(request.section, runtime.seed, request.options.name)
-    refuse_idle_settings(request.section, request.evaluate, request.options.name)
-    device = resolve_device(runtime.device, request.options.name)
-    report, old = read_folder(folder)
-    configured = open_model(str(folder), None)
-    output_dir = expanded(request.output_dir or folder.with_name(f"{folder.name}-recovered"))
-    section = request.section.model_copy(update={"train": True, "refit": old.recovery.refit, "seed": runtime.seed})
-    recipe = old.model_copy(update={"recovery": section, "output_dir": str(output_dir)})
-    teacher = open_teacher(request.teacher, folder, old)
-    refuse_other_teacher(configured, teacher)
-    output = OutputFolder(output_dir, request.options.overwrite)
-    output.check(folder)
-    adapter = plan_adapter(section, output, folder, True, request.options.name)
-    refuse_outputs_among(texts_of(recipe), (output, adapter))
-    tokenizer = load_tokenizer(folder, runtime.trust_remote_code)
-    refuse_other_tokenizer(tokenizer, teacher, runtime.trust_remote_code)
-    cut = (configured.architecture, configured.raw_config)
-    training = plan_training(section, old.calibration, *cut, tokenizer, runtime.seed, request.options.name)
-    evaluation = None
-    if request.evaluate:
-        texts = old.evaluation.texts or [DEMO]
-        evaluation = plan_evaluation(
-            old.evaluation, configured.config, tokenizer, runtime.seed, texts, name=keys_in("evaluation")
-        )
-    student = open_source(configured)
-    refuse_too_little_space(output.path, sum(path.stat().st_size for path in student.checkpoint.index.files))
-    dtype = resolve_dtype(runtime.dtype, device, configured.architecture, request.options.name)
-    return RecoverPlan(
-        student, open_source(teacher), report, recipe, training, evaluation, tokenizer, output, adapter, device, dtype
-    )
 
 
 def recover(request: RecoverRequest, console: Console | None = None) -> Report:
@@ -171,7 +79,7 @@ def _make(
     teacher = _load(plan, plan.teacher)
     folder, adapter = outputs.enter_context(staged_with_adapter(plan.output, plan.adapter, processes))
     if processes.is_main:
-        shutil.copytree(plan.student.folder, folder, dirs_exist_ok=True, copy_function=shutil.copyfile)
+        copy_tree(plan.student.folder, folder, plan.output.path)
     folders = TrainingFolders(folder, plan.training_folder, adapter)
     processes.wait_for_all()
     trained = train_folder(
@@ -200,6 +108,7 @@ def _describe(
     (folder / "recipe.yaml").write_text(plan.recipe.to_yaml(), encoding="utf-8")
     if request.verify:
         report = replace(report, verification=_verify(plan, folder, reporter))
+    report = replace(report, files=_records(plan, folder, reporter))
     write_json(folder / "compression.json", report.to_json())
     trust = plan.recipe.runtime.trust_remote_code
     place = CardPlace(
@@ -209,6 +118,19 @@ def _describe(
     if plan.adapter is not None and folders.adapter is not None:
         describe_adapter(folders.adapter, plan.adapter, plan.output, plan.student, expanded(request.folder))
     return report
+
+
+def _records(plan: RecoverPlan, folder: Path, reporter: StageReporter) -> dict[str, FileRecord]:
+    """Of what was written anew; of a copy what the student's report has, since it may have been changed since then."""
+    old = plan.report.files
+    weights = {path.name for path in plan.student.checkpoint.index.files}
+    anew = {*weights, RECIPE_FILE, *TRAINING_FILES}
+    names = [
+        name
+        for name in own_files(folder, old)
+        if name in anew or not (name in old or name in RECORDED_NOWHERE or is_weights(name))
+    ]
+    return {name: record for name, record in old.items() if name not in anew} | record_output(folder, names, reporter)
 
 
 def _fingerprints(plan: RecoverPlan, reporter: StageReporter) -> list[str]:
@@ -223,10 +145,11 @@ def _fingerprints(plan: RecoverPlan, reporter: StageReporter) -> list[str]:
         student, teacher = (weights_sha256(index, advance) for index in indices)
     if teacher != plan.report.base_sha256:
         raise RequestError(
-            f"the weights of --teacher {plan.teacher.checkpoint.folder.name} are not those that "
-            f"{plan.student.checkpoint.folder.name} was cut from; give that model."
+            f"the weights of {plan.called.words} are not those that {plan.student.checkpoint.folder.name} was cut "
+            f"from; {plan.called.remedy}."
         )
     refuse_changed_cut(plan.student, plan.teacher, plan.report)
+    refuse_changed_files(plan.student, student, plan.report)
     return [student, teacher]
 
 

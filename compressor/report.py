@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from compressor.evaluation.results import Difference, ModelFigures
+from compressor.export.file_records import FileRecord
 
 SCHEMA = 1
 _REPORTED_PACKAGES = ("torch", "triton", "transformers", "flash-linear-attention", "safetensors")
@@ -200,7 +201,7 @@ class VerificationReport:
 
 @dataclass(frozen=True)
 class Report:
-    """Everything about one compressed checkpoint."""
+    """Everything about one compressed checkpoint. `files` are those beside this report and the card, as written."""
 
     output_dir: str
     load_line: str
@@ -228,6 +229,7 @@ class Report:
     timings_s: dict[str, float]
     versions: dict[str, str]
     selection: SelectionReport | None = None
+    files: dict[str, FileRecord] = field(default_factory=dict)
     schema: int = SCHEMA
 
     def to_json(self) -> dict[str, Any]:

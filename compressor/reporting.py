@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,9 +17,12 @@ from compressor.cutting import WrittenCut
 from compressor.distilling import Trained
 from compressor.evaluation.tables import comparison_rows, several_rows
 from compressor.export.base_card import read_license, read_pipeline_tag
+from compressor.export.file_records import FileRecord, record_files
 from compressor.export.model_card import ModelCardFacts
+from compressor.json_text import parse_json
 from compressor.planning import RunPlan
 from compressor.preparation import CutPlan
+from compressor.progress import StageReporter
 from compressor.recovery_report import recovery_line, recovery_report
 from compressor.refitting import Policies
 from compressor.report import (
@@ -46,6 +49,7 @@ class RunFacts:
     trained: Trained | None
     evaluation: EvaluationReport | None
     verification: VerificationReport | None
+    files: dict[str, FileRecord]
     timings_s: dict[str, float]
 
 
@@ -79,16 +83,26 @@ def build_report(plan: RunPlan, facts: RunFacts) -> Report:
         timings_s={name: round(seconds, 3) for name, seconds in facts.timings_s.items()},
         versions=installed_versions(),
         selection=written.selection,
+        files=facts.files,
     )
 
 
 def read_compression(folder: Path) -> dict[str, object] | None:
     """The compression.json of an already compressed folder; None where there is none that can be read."""
+    file = folder / "compression.json"
     try:
-        content = json.loads((folder / "compression.json").read_text(encoding="utf-8"))
+        # What is no regular file may be a pipe, which would be waited for.
+        content = parse_json(file.read_text(encoding="utf-8")) if file.is_file() else None
     except (OSError, ValueError):
         return None
     return content if isinstance(content, dict) else None
+
+
+def record_output(folder: Path, names: Sequence[str], reporter: StageReporter) -> dict[str, FileRecord]:
+    """Sizes and hashes of files of an output that is finished but for its report and its card."""
+    total = sum((folder / name).stat().st_size for name in names)
+    with reporter.stage("recording", total, "bytes") as advance:
+        return record_files(folder, names, advance)
 
 
 def load_line(architecture: Architecture, folder: str | None) -> str:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Annotated, Any, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
-from compressor.abbreviation import cut_word, shown
+from compressor.abbreviation import cut, cut_word, shown
 from compressor.errors import RequestError
 
 _MOST_CHARACTERS = 4096
@@ -108,3 +110,61 @@ def _double(values: Sequence[object]) -> str | None:
         if count > 1:
             return f"{cut_word(str(value))} is named twice; leave one out."
     return None
+
+
+_SENTENCES = {
+    "model_type": '"{}" is no section; write its settings below it, each as NAME: VALUE',
+    "int_type": '"{}" is no whole number',
+    "string_too_short": '"{}" is empty; name something, or leave it out',
+    "too_short": "name at least one",
+    "string_pattern_mismatch": '"{}" is no device; give auto, cpu, cuda or cuda:N',
+}
+
+
+_MOST_MISTAKES = 20
+
+
+def describe(error: ValidationError, model: type[BaseModel], name: Callable[[str], str] = str) -> list[str]:
+    """A line for each mistake in settings of `model`, of many for the first ones; `name` is what the user knows one as.
+
+    No value is shown at a length that nobody reads.
+    """
+    lines = []
+    for problem in error.errors()[:_MOST_MISTAKES]:
+        path = name(".".join(part for part in problem["loc"] if isinstance(part, str)))
+        message = problem["msg"].removeprefix("Value error, ")
+        if problem["type"] == "extra_forbidden":
+            lines.append(f"{path} is not a setting{_known(problem['loc'], model)}")
+        elif isinstance(cause := problem.get("ctx", {}).get("error"), SettingsError):
+            lines.append(cause.told(partial(_field_of, problem["loc"], name)))
+        elif problem["type"] == "value_error":
+            lines.append(f"{path}: {message}" if path else message)
+        elif problem["type"] in _SENTENCES:
+            given = problem["input"]
+            word = cut_word(given) if isinstance(given, str) else shown(given)
+            lines.append(f"{path}: " + _SENTENCES[problem["type"]].format(word))
+        else:
+            lines.append(f"{path}: {message} (got {shown(problem['input'])})")
+    if error.error_count() > _MOST_MISTAKES:
+        lines.append(f"{error.error_count() - _MOST_MISTAKES:,} more mistakes follow; correct these first.")
+    return [cut(line) for line in lines]
+
+
+def _field_of(location: tuple[int | str, ...], name: Callable[[str], str], field: str) -> str:
+    return name(".".join([*(part for part in location if isinstance(part, str)), field]))
+
+
+def _known(location: tuple[int | str, ...], model: type[BaseModel]) -> str:
+    """What would be a setting there."""
+    for part in location[:-1]:
+        field = model.model_fields.get(str(part))
+        if field is not None and isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            model = field.annotation
+    return known_settings(str(location[-1]), list(model.model_fields))
+
+
+def known_settings(given: str, known: Sequence[str]) -> str:
+    """The end of a sentence on `given`, which is none of `known`: the nearest of them, and all."""
+    nearest = difflib.get_close_matches(given, known, n=1)
+    meant = f"did you mean {nearest[0]}? Known here" if nearest else "known here"
+    return f"; {meant}: {', '.join(known)}."

@@ -13,6 +13,7 @@ from compressor.export.folder import OutputFolder
 from compressor.export.interrupts import termination_raises
 from compressor.export.locks import lock_file_of
 from compressor.interruption import explained_interrupts
+from compressor.recovery.tracking import written_figures
 
 _ACTIVATIONS = "activations"
 _SCRATCH = r"weights|calibration\.partial"
@@ -38,11 +39,16 @@ def remove_resume_folder(output: OutputFolder, parts: Iterable[str]) -> None:
 
 
 def _remove_unusable(output: OutputFolder) -> None:
-    """Remove what no run goes on with: weights in another form, a half-written file, activations of no finished layer.
+    """Remove what no run goes on with: weights in another form, a half-written file, activations of no finished layer,
+    a training without a checkpoint.
 
-    A file of other sums that a process of several is writing is its own to finish.
+    A file of other sums that a process of several is writing is its own to finish. What a tracker drew of a training
+    is the user's, who asked for it.
     """
     folder = resume_folder_of(output)
+    training = folder / _PARTS["training"]
+    if not any(training.glob("checkpoint-*")) and written_figures(training) is None:
+        _remove(folder, _PARTS["training"])
     finished = any(folder.glob("calibration*.safetensors"))
     _remove(folder, _SCRATCH if finished else f"{_SCRATCH}|{_ACTIVATIONS}")
 

@@ -23,6 +23,7 @@ from compressor.artifacts import CalibrationStatistics
 from compressor.errors import RequestError
 from compressor.export.files import new_file_mode, sync_file
 from compressor.home_folders import expanded
+from compressor.json_text import parse_json
 from compressor.selection.request import Statistic
 from compressor.statistics_content import TensorSizes, content_sha256, damage, lacking
 from compressor.statistics_header import ANEW, STATISTICS_SCHEMA, damaged, read_header
@@ -128,7 +129,7 @@ def load_statistics(path: Path) -> CalibrationStatistics:
     try:
         with safe_open(expanded(path), framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in header.tensors}
-        layers, tokens = tuple(json.loads(header.metadata["layers"])), int(header.metadata["tokens"])
+        layers, tokens = tuple(parse_json(header.metadata["layers"])), int(header.metadata["tokens"])
         found, saved = content_sha256(tokens, tensors), header.metadata.get("content_sha256", "")
         if found != saved:
             raise damaged(path, f'the SHA-256 of its tensors is {found} and not "{cut_word(saved)}", as it says')

@@ -208,7 +208,7 @@ def _write(
     write_json(folder / RESULT_FILE, result.to_json())
     draw_sweep(result, folder / FIGURE_FILE)
     if not request.table_only:
-        plan.kept.put_into(folder)
+        plan.kept.put_into(folder, plan.base.output.path)
     return result
 
 

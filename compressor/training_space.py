@@ -10,6 +10,8 @@ from transformers import PreTrainedModel
 
 from compressor.errors import RequestError
 from compressor.export.disk import format_bytes, refuse_too_little_space
+from compressor.home_folders import expanded
+from compressor.naming import Naming
 from compressor.recovery.checkpoints import KEPT, checkpoints_in
 
 # In float32: the tensor and AdamW's two moments of it.
@@ -44,6 +46,17 @@ class TrainingSpace:
                 f"the training needs room for {count} further checkpoints of {format_bytes(self.checkpoint_bytes)} "
                 f"each and for the output of {format_bytes(self.output_bytes)}: {error}"
             ) from error
+
+    def refuse_too_little_for_adapter(self, save_adapter: str, name: Naming) -> None:
+        """Ask the file system that `save_adapter` is on for what was trained, in float32.
+
+        Raises:
+            RequestError: less is free.
+        """
+        try:
+            refuse_too_little_space(expanded(save_adapter), self.trained_parameters * torch.float32.itemsize)
+        except RequestError as error:
+            raise RequestError(f"{name('recovery.save_adapter')}: {error}") from error
 
 
 def stored_bytes(model: PreTrainedModel) -> int:

@@ -16,7 +16,7 @@ import torch
 from peft import PeftModel
 from safetensors.torch import load_file
 
-from compressor import adapter_output, distilling, recovering
+from compressor import adapter_output, distilling, recovering, training_space
 from compressor.adapter_output import BASE_RECIPE_FILE
 from compressor.cli import main
 from compressor.errors import RequestError, RunError
@@ -272,7 +272,7 @@ def test_space_for_the_adapter_is_asked_before_any_work(
         asked.append((folder, required_bytes))
         raise RequestError("too little.")
 
-    monkeypatch.setattr(distilling, "refuse_too_little_space", refuse)
+    monkeypatch.setattr(training_space, "refuse_too_little_space", refuse)
     capsys.readouterr()
     assert main(words) == 2
     assert asked == [(tmp_path / "adapter", 4 * elements)]

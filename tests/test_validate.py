@@ -249,7 +249,7 @@ def test_values_that_yaml_cannot_give(
     ("text", "message"),
     [
         ("recovery: abc", 'recovery: "abc" is no section; write its settings below it.'),
-        ("recovry: {rank: 8}", "recovry is no part of a recipe; known are model, revision"),
+        ("recovry: {rank: 8}", "recovry is no part of a recipe; did you mean recovery? Known here: model, revision"),
     ],
 )
 def test_recover_refuses_what_is_no_section(

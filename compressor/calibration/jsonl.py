@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from compressor.calibration.documents import Row, document_of_row
 from compressor.errors import RequestError
+from compressor.json_text import parse_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +38,12 @@ class JsonLinesReader:
     def _row(self, line: bytes, number: int) -> Row:
         place = f"{self.label} line {number}".lstrip()
         try:
-            value = json.loads(line.decode("utf-8"))
+            value = parse_json(line.decode("utf-8"))
         except UnicodeDecodeError as error:
             raise RequestError(
                 f"{self.path}, line {number}, is not UTF-8 ({error.reason}); convert the file."
             ) from error
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise RequestError(
                 f"{self.path}, line {number}, is not JSON ({error}); each line must hold one JSON object."
             ) from error

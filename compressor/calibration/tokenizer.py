@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from compressor.errors import RequestError
+from compressor.json_text import parse_json
 
 _FILE_PATTERNS = (
     "tokenizer.json",
@@ -59,7 +59,7 @@ def _require_json_object(path: Path) -> None:
     if data.startswith(b"version https://git-lfs"):
         raise RequestError(f"{path} is a Git LFS pointer ({len(data)} bytes), not a tokenizer; run git lfs pull.")
     try:
-        value = json.loads(data)
+        value = parse_json(data)
     except ValueError as error:
         raise RequestError(f"{path} is not JSON ({error}); fetch it again.") from error
     if not isinstance(value, dict):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from compressor.errors import RequestError
+from compressor.json_text import parse_json
 
 CONFIG_FILE = "config.json"
 # Fields of the configs that the mamba_ssm package writes.
@@ -60,13 +61,13 @@ def read_json_object(path: Path) -> dict[str, Any]:
     if text.startswith("version https://git-lfs"):
         raise RequestError(f"{path} is a Git LFS pointer, not the file itself; run git lfs pull.")
     try:
-        value = json.loads(text)
+        value = parse_json(text)
     except json.JSONDecodeError as error:
         raise RequestError(
             f"{path} is not valid JSON (line {error.lineno}, column {error.colno}: {error.msg}); "
             "correct it or download it again."
         ) from error
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits, thousands of open brackets
+    except ValueError as error:  # a number of thousands of digits, thousands of open brackets
         raise RequestError(f"{path} is not valid JSON ({error}); download it again.") from error
     if not isinstance(value, dict):
         raise RequestError(f"{path} holds a JSON {type(value).__name__}, not an object; download it again.")

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from compressor.checkpoint.headers import TensorIndex
 from compressor.errors import RunError
 
 BLOCK_BYTES = 16 * 1024 * 1024
+Progress = Callable[[int], None]
 
 
-def weights_sha256(index: TensorIndex, progress: Callable[[int], None] | None = None) -> str:
+def weights_sha256(index: TensorIndex, progress: Progress | None = None) -> str:
     """`files_sha256` of the files that hold the tensors of `index`."""
     return files_sha256(index.files, progress)
 
 
-def files_sha256(paths: Iterable[Path], progress: Callable[[int], None] | None = None) -> str:
+def files_sha256(paths: Iterable[Path], progress: Progress | None = None) -> str:
     """Hex SHA-256 over the names and hashes of the files: of what `sha256sum` prints for them, in order of name.
 
     In the folder, `sha256sum *.safetensors | sha256sum` gives the same (in the C locale, without files
@@ -26,13 +27,21 @@ def files_sha256(paths: Iterable[Path], progress: Callable[[int], None] | None =
     Raises:
         RunError: a file cannot be read.
     """
-    total = hashlib.sha256()
-    for path in sorted(paths, key=lambda path: path.name):
-        total.update(f"{_file_sha256(path, progress)}  {path.name}\n".encode())
-    return total.hexdigest()
+    return joint_sha256({path.name: file_sha256(path, progress) for path in paths})
 
 
-def _file_sha256(path: Path, progress: Callable[[int], None] | None) -> str:
+def joint_sha256(hashes: Mapping[str, str]) -> str:
+    """The same of files whose hex SHA-256 are known, by name."""
+    lines = (f"{hashes[name]}  {name}\n" for name in sorted(hashes))
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def file_sha256(path: Path, progress: Progress | None = None) -> str:
+    """Hex SHA-256 of one file, a block of it in memory at a time; `progress` as in `files_sha256`.
+
+    Raises:
+        RunError: the file cannot be read.
+    """
     digest = hashlib.sha256()
     try:
         with path.open("rb") as file:

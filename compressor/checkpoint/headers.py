@@ -7,7 +7,6 @@ https://github.com/huggingface/safetensors#format
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 
 from compressor.checkpoint.layout import INDEX_FILE, WeightLayout, listed, weight_layout
 from compressor.errors import RequestError, RunError
+from compressor.json_text import parse_json
 
 # safetensors itself takes no longer header.
 _MAX_HEADER_BYTES = 100_000_000
@@ -160,8 +160,8 @@ def _ends_early(path: Path, promised: int, size: int) -> str:
 def _parsed(path: Path, text: bytes) -> dict[str, dict[str, Any]]:
     """Tensor name -> {dtype, shape, data_offsets}; whether the values fit each other is left to safetensors."""
     try:
-        header = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        header = parse_json(text)
+    except ValueError as error:
         raise RequestError(f"{path} has a corrupt header ({error}); download it again.") from error
     if isinstance(header, dict):
         tensors = {name: value for name, value in header.items() if name != "__metadata__"}

@@ -15,6 +15,7 @@ from compressor.errors import RequestError
 from compressor.evaluation.result_checks import inconsistencies
 from compressor.evaluation.results import Difference, ModelFigures
 from compressor.file_kinds import refuse_no_file
+from compressor.json_text import parse_json
 
 SCHEMA = 1
 REPORT = "compression.json"
@@ -75,10 +76,10 @@ def _read_json(file: Path) -> Any:
     remedy = "give a file that compress evaluate --output wrote"
     refuse_no_file(file, str(file), remedy)
     try:
-        return json.loads(file.read_text(encoding="utf-8-sig"))
+        return parse_json(file.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise RequestError(f"{file} cannot be read: {error.strerror}; {remedy}.") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise RequestError(
             f"{file} is no JSON ({error}); give a file that compress evaluate --output wrote, or a {REPORT}."
         ) from None

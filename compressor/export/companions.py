@@ -28,13 +28,22 @@ _OF_TRAINING = frozenset({"trainer_state.json", "zero_to_fp32.py", "latest"})
 _OF_TRAINING_PREFIXES = ("optimizer.", "scheduler.", "training_args.", "rng_state", "events.out.tfevents")
 # transformers would apply the adapter unasked.
 _OF_ADAPTERS = frozenset({"adapter_config.json"})
+# Keys and passwords that lie beside a model are no part of it, and a copy may be published.
+_SECRET_SUFFIXES = (".pem", ".key", ".p12", ".pfx", ".jks", ".keystore", ".kdbx", ".ppk", ".env")
+_SECRET_PREFIXES = ("id_rsa", "id_dsa", "id_ecdsa", "id_ed25519")
+_SECRET_STEMS = frozenset(
+    {"token", "hf_token", "secret", "secrets", "credential", "credentials", "service_account"}
+) | {
+    *("password", "passwords", "passwd", "htpasswd", "api_key", "apikey", "authorized_keys", "known_hosts"),
+    "kubeconfig",
+}
 
 
 def companion_files(source: Path) -> tuple[Path, ...]:
     """Paths, relative to `source` and sorted, of the files that belong in the output unchanged.
 
-    Every file at the top that is not weights or their index in any format, training state, hidden,
-    over `MAX_COMPANION_BYTES` or written anew; and the chat templates of `CHAT_TEMPLATE_FOLDER`.
+    Every file at the top that is not weights or their index in any format, training state, hidden, named as keys and
+    passwords are, over `MAX_COMPANION_BYTES` or written anew; and the chat templates of `CHAT_TEMPLATE_FOLDER`.
 
     Raises:
         RequestError: a link among them leads nowhere, as after an interrupted download.
@@ -42,7 +51,7 @@ def companion_files(source: Path) -> tuple[Path, ...]:
     candidates = [path for path in source.iterdir() if not _is_excluded(path.name)]
     templates = source / CHAT_TEMPLATE_FOLDER
     if templates.is_dir():
-        candidates += [path for path in templates.iterdir() if not path.name.startswith(".")]
+        candidates += [path for path in templates.glob("*.jinja") if not path.name.startswith(".")]
     return tuple(sorted(path.relative_to(source) for path in candidates if _is_small_file(path)))
 
 
@@ -66,10 +75,21 @@ def copy_companions(source: Path, destination: Path) -> tuple[str, ...]:
     return tuple(name.as_posix() for name in files)
 
 
+def looks_secret(name: str) -> bool:
+    """Whether a file of this name holds a key, a password or the like."""
+    lower = name.rpartition("/")[2].casefold()
+    return (
+        lower.endswith(_SECRET_SUFFIXES)
+        or lower.startswith(_SECRET_PREFIXES)
+        or lower.partition(".")[0] in _SECRET_STEMS
+    )
+
+
 def _is_excluded(name: str) -> bool:
     lower = name.casefold()
     return (
-        lower.startswith((".", *_OF_TRAINING_PREFIXES))
+        looks_secret(name)
+        or lower.startswith((".", *_OF_TRAINING_PREFIXES))
         or lower in _WRITTEN_ANEW | _OF_TRAINING | _OF_ADAPTERS
         or lower.endswith((".index.json", "_results.json"))
         or ".safetensors" in lower

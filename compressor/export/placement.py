@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import re
 from collections.abc import Iterable
@@ -14,6 +13,7 @@ from compressor.export.advice import WITH_RESUME, Advice
 from compressor.export.companions import CHAT_TEMPLATE_FOLDER
 from compressor.export.disk import nearest_existing
 from compressor.export.trial import folder_problem
+from compressor.json_text import parse_json
 
 # Room for what is added to the name of a temporary sibling: most file systems take 255 bytes.
 MAX_NAME_BYTES = 200
@@ -168,7 +168,7 @@ def _refuse_foreign(output: Path, entries: list[Path]) -> None:
 
 def _is_model_config(path: Path) -> bool:
     try:
-        config = json.loads(path.read_bytes())
+        config = parse_json(path.read_bytes())
     except (FileNotFoundError, IsADirectoryError, ValueError):
         return False
     return isinstance(config, dict) and ("model_type" in config or "architectures" in config)

@@ -18,6 +18,7 @@ from typing import Any
 
 from compressor.errors import RequestError
 from compressor.file_kinds import refuse_no_file
+from compressor.json_text import parse_json
 from compressor.prompts.base import CountTokens, Prompt, Split, Task
 from compressor.prompts.sizing import Draft, Search, SizedTask, answered, begin_searches, too_short
 
@@ -192,8 +193,8 @@ def _rows(path: Path) -> Iterator[Any]:
 
 def _json(path: Path, line: int, text: str) -> Any:
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
+        return parse_json(text)
+    except ValueError as error:
         raise RequestError(f"{path}, line {line}, is not JSON ({error}); give a JSON array or JSON lines.") from error
 
 

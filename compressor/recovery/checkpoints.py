@@ -25,6 +25,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from compressor.errors import RequestError, RunError
+from compressor.json_text import parse_json
 from compressor.recovery.log import StepRecord
 from compressor.recovery.settings import Identity
 from compressor.recovery.sharding import part_like, whole
@@ -214,7 +215,7 @@ def settle_leftovers(folder: Path, unreadable: list[Path]) -> None:
 
 
 def _read_state(path: Path) -> dict[str, Any]:
-    state: dict[str, Any] = json.loads((path / _STATE).read_text(encoding="utf-8"))
+    state: dict[str, Any] = parse_json((path / _STATE).read_text(encoding="utf-8"))
     if state["schema"] != _SCHEMA:
         raise ValueError(f"schema {state['schema']}")
     return state

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from compressor.errors import RunError
@@ -14,24 +14,37 @@ from compressor.recovery.log import StepRecord
 DEAD_STEPS = 3
 """Steps without any gradient after which a run stops; one step can be at a stationary point by accident."""
 
+_OF_THE_LOSS = ("kl_weight", "cross_entropy_weight", "matching_weight", "temperature")
 
-def refuse_unusable(record: StepRecord, kept: str) -> None:
+
+def refuse_unusable(record: StepRecord, kept: str, name: Naming) -> None:
     """Stop before the weights take in what is not finite; `kept` says which checkpoint remains.
+
+    Messages call a setting `name(setting)`. Of the first step no learning rate is to blame, which nothing has used.
 
     Raises:
         RunError: the loss, one of its terms or the gradient's norm is NaN or infinite.
     """
+    slower = f"start again with a {name('recovery.learning_rate')} below {record.learning_rate:.3g}"
     terms = f"KL {record.kl:.4g}, cross-entropy {record.cross_entropy:.4g}, matching {record.matching:.4g}"
     if not all(map(math.isfinite, (record.loss, record.kl, record.cross_entropy, record.matching))):
+        remedy = _less_extreme(_OF_THE_LOSS, name) if record.step == 1 else slower
         raise RunError(
             f"step {record.step}: the loss is {record.loss:.4g} ({terms}) and must be finite; {kept}: check student "
-            f"and teacher for NaN, or start again with a learning rate below {record.learning_rate:.3g}."
+            f"and teacher for NaN, or {remedy}."
         )
     if not math.isfinite(record.gradient_norm):
+        less = _less_extreme(("alpha", *_OF_THE_LOSS), name)
+        remedy = f"check the student for NaN, or {less}" if record.step == 1 else slower
         raise RunError(
             f"step {record.step}: the gradient's norm is {record.gradient_norm:.4g} at a loss of {record.loss:.4g} and "
-            f"must be finite; {kept}: start again with a learning rate below {record.learning_rate:.3g}, or in float32."
+            f"must be finite; {kept}: {remedy}."
         )
+
+
+def _less_extreme(settings: Sequence[str], name: Naming) -> str:
+    *first, last = (name(f"recovery.{setting}") for setting in settings)
+    return f"choose less extreme values of {', '.join(first)} and {last}"
 
 
 def refuse_dead(step: int, steps_without_gradient: int, tensors: int, steps: int) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from compressor.errors import RequestError, RunError
+from compressor.json_text import parse_json
 
 LOG_FILE = "training.jsonl"
 
@@ -90,7 +91,7 @@ def read_log(path: Path) -> list[dict[str, Any]]:
     lines = []
     for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
-            line = json.loads(text)
+            line = parse_json(text)
         except ValueError:
             continue  # cut short by a full disk
         if isinstance(line, dict) and isinstance(line.get("step"), int):

@@ -172,7 +172,7 @@ class TrainingLoop:
         return mean
 
     def _refuse_faults(self, record: StepRecord) -> None:
-        refuse_unusable(record, self._kept())
+        refuse_unusable(record, self._kept(), self.name)
         if record.gradient_norm > 0:
             self.steps_without_gradient = None
         elif self.steps_without_gradient is not None:

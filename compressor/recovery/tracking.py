@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -55,11 +54,7 @@ def tracked(accelerator: Accelerator, tracker: str | None, config: Mapping[str, 
         accelerator.trackers = []
 
 
-def keep_written_figures(work: Path, folder: Path) -> None:
-    """Copy what a tracker wrote below `work`, where its accelerator had its project, to `folder`; most write nothing.
-
-    Raises:
-        OSError: it cannot be copied.
-    """
-    if (work / _PROJECT).is_dir():
-        shutil.copytree(work / _PROJECT, folder / FIGURES_FOLDER, dirs_exist_ok=True)
+def written_figures(work: Path) -> Path | None:
+    """What a tracker wrote below `work`, where its accelerator had its project; None for most, which write nothing."""
+    folder = work / _PROJECT
+    return folder if folder.is_dir() else None

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from compressor.architectures.registry import architecture_of
 from compressor.calibration.text import TextSource, open_documents
 from compressor.calibration.tokenizer import load_tokenizer
 from compressor.calibration.tokens import pack_tokens
@@ -15,6 +14,7 @@ from compressor.checkpoint.source import fetch_weights, resolve_model
 from compressor.demo import demo_model_path
 from compressor.errors import CompressorError, RequestError
 from compressor.loading import resolve_device
+from compressor.preparation import open_model
 from compressor.recipe import Recipe
 from compressor.recipe_file import load_settings
 from compressor.report import VerificationReport
@@ -35,20 +35,20 @@ def verify(folder: Path, original: str | None = None, device: str = "auto") -> V
         RequestError: `folder` is not a compressed checkpoint, or `original` is not its original.
         RunError: a check failed.
     """
-    checkpoint = open_checkpoint(resolve_model(str(folder.absolute()), None))
+    configured = open_model(str(folder.absolute()), None)
+    open_checkpoint(configured.folder)
     compression = read_compression(folder)
     if compression is None:
         raise RequestError(f"{folder} has no readable compression.json; give a folder that compress wrote.")
-    architecture = architecture_of(checkpoint.raw_config)
-    read_selection(folder, architecture.mixers(architecture.load_config(folder), ()))
+    read_selection(folder, configured.mixers)
     found, missing = find_original(folder, original, compression)
     tokenizer = load_tokenizer(folder, trust_remote_code=False)
-    vocab_size = architecture.load_config(folder).get_text_config(decoder=True).vocab_size
+    vocab_size = configured.config.get_text_config(decoder=True).vocab_size
     packed = pack_tokens(
         open_documents(TextSource("demo")), tokenizer, 1, VERIFICATION_TOKENS, 0, 0, vocab_size=vocab_size
     )
     tokens = packed.calibration[0].tolist()
-    return verify_folder(folder, architecture, resolve_device(device), tokens, found, missing)
+    return verify_folder(folder, configured.architecture, resolve_device(device), tokens, found, missing)
 
 
 def find_original(

@@ -16,6 +16,7 @@ import torch
 from compressor.architectures.base import Architecture
 from compressor.errors import RunError
 from compressor.report import VerificationReport
+from compressor.verification.configs import config_difference, tokenizer_note
 
 VERIFICATION_TOKENS = 256
 """Tokens of calibration text that both models read for the oracle; more than one chunk of 64."""
@@ -69,7 +70,7 @@ def verify_folder(
     original: Original | None,
     missing_original: str | None = None,
 ) -> VerificationReport:
-    """Load `folder` with the stock classes in a process without this package, and check the oracle.
+    """Load `folder` with the stock classes in a process without this package, and check its config and the oracle.
 
     On a GPU every family generates with its stock kernels. On a CPU transformers families generate
     with fla hidden; fla's kernels need a GPU, so there the stock load is proven and the forward pass
@@ -77,22 +78,16 @@ def verify_folder(
 
     Raises:
         RunError: a check failed; the message has the child's own words.
+        RequestError: the stock classes cannot read a config.
     """
+    if original is not None:
+        _refuse_other_config(folder, architecture, original)
     stock_generates = device.type == "cuda" or not architecture.needs_fla
     stock = _run_stock_load(folder, architecture, device, stock_generates)
     notes = [] if missing_original is None else [missing_original]
-    notes += [] if original is None else original.notes
+    notes += [] if original is None else _notes(folder, original)
     oracle = _run_oracle(folder, original, tokens)
-    if oracle["first_difference"] is not None:
-        raise RunError(
-            f"{folder}: {oracle['first_difference']} is not the slice of the original's that selection.json says; "
-            "the checkpoint is not the cut it says."
-        )
-    if oracle["relative_error"] is not None and not oracle["relative_error"] <= ORACLE_TOLERANCE:
-        raise RunError(
-            f"{folder}: logits differ from the original with the dropped channels zeroed by "
-            f"{oracle['relative_error']:.2g} (at most {ORACLE_TOLERANCE:g}); the checkpoint is not the cut it says."
-        )
+    _refuse_other_model(folder, oracle)
     generated_by = "stock kernels" if device.type == "cuda" else "stock transformers, fla hidden"
     if not stock_generates:
         generated_by = "reference backend"
@@ -116,6 +111,31 @@ def verify_folder(
         device=str(device),
         notes=notes,
     )
+
+
+def _refuse_other_config(folder: Path, architecture: Architecture, original: Original) -> None:
+    """Of a trained folder the logits tell nothing, and of any other not which field it is."""
+    difference = config_difference(architecture, original.folder, folder, original.scaled_epsilon)
+    if difference is not None:
+        raise RunError(f"{difference}; the checkpoint is not the cut it says: set it back, or compress again.")
+
+
+def _refuse_other_model(folder: Path, oracle: dict[str, Any]) -> None:
+    if oracle["first_difference"] is not None:
+        raise RunError(
+            f"{folder}: {oracle['first_difference']} is not the slice of the original's that selection.json says; "
+            "the checkpoint is not the cut it says."
+        )
+    if oracle["relative_error"] is not None and not oracle["relative_error"] <= ORACLE_TOLERANCE:
+        raise RunError(
+            f"{folder}: logits differ from the original with the dropped channels zeroed by "
+            f"{oracle['relative_error']:.2g} (at most {ORACLE_TOLERANCE:g}); the checkpoint is not the cut it says."
+        )
+
+
+def _notes(folder: Path, original: Original) -> list[str]:
+    tokenizer = tokenizer_note(original.folder, folder)
+    return [*original.notes, *([] if tokenizer is None else [tokenizer])]
 
 
 def _run_stock_load(folder: Path, architecture: Architecture, device: torch.device, generate: bool) -> dict[str, Any]:

@@ -38,6 +38,8 @@ OTHERS = [
     "weights.npz", "model.pkl", "optimizer.pt", "scheduler.pt", "trainer_state.json", "training_args.bin",
     "rng_state_0.pth", "eval_results.json", "events.out.tfevents.123", "zero_to_fp32.py", "adapter_config.json",
     ".gitattributes", "onnx/config.json", "checkpoint-5/tokenizer.json", "additional_chat_templates/.hidden",
+    "id_rsa", "id_ed25519.pub", "key.pem", "server.KEY", "prod.env", "token", "Token.txt", "hf_token.json",
+    "secrets.json", "credentials.yaml", "passwd", "service_account.json", "additional_chat_templates/passwd",
 ]  # fmt: skip
 
 

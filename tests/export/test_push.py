@@ -135,6 +135,9 @@ def test_again_changes_nothing_and_new_weights_replace_old_ones(hub: UploadHub, 
     for path in folder.glob("model*"):
         path.unlink()
     write_weights(folder, tensors)
+    # As in folders of earlier versions, whose reports name no files.
+    report = json.loads((folder / "compression.json").read_text())
+    (folder / "compression.json").write_text(json.dumps(report | {"files": {}}))
     assert main(["push", str(folder), REPO]) == 0
     assert [name for name in repository.files if name.startswith("model")] == ["model.safetensors"]
     assert repository.files["model.safetensors"] == (folder / "model.safetensors").read_bytes()
@@ -144,14 +147,14 @@ def test_a_dry_run_lists_what_would_go_up_and_asks_nobody(
     hub: UploadHub, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (folder / "optimizer.pt").write_bytes(b"state")
-    (folder / "notes.txt").write_text("companion")
+    (folder / "NOTICE").write_text("companion")
     assert main(["push", str(folder), REPO, "--dry-run", "--private"]) == 0
     told = capsys.readouterr().out
     listed = dict(reversed(line.split()) for line in told.splitlines() if line.startswith(" ") and "files" not in line)
     assert listed.keys() == hashes(folder).keys() - {"optimizer.pt"}
     for name in listed.keys() - {"README.md"}:
         assert listed[name] == f"{(folder / name).stat().st_size:,}"
-    assert "not uploaded, since it belongs to no checkpoint: optimizer.pt" in told
+    assert "not uploaded: optimizer.pt, which compress did not write" in told
     assert "was never verified" in told
     assert f"nothing was uploaded; it would go to {REPO} (private)" in told
     assert "would be refused" not in told
@@ -206,9 +209,9 @@ def test_folders_that_are_not_whole(
 def test_tokens_that_cannot_be_used(
     hub: UploadHub, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (folder / "notes.txt").write_text(f"my token is {TOKEN}.")
-    assert "your token of the Hub stands in notes.txt" in refused(capsys, "push", str(folder), REPO)
-    (folder / "notes.txt").unlink()
+    (folder / "NOTICE").write_text(f"my token is {TOKEN}.")
+    assert "your token of the Hub stands in NOTICE" in refused(capsys, "push", str(folder), REPO)
+    (folder / "NOTICE").unlink()
     monkeypatch.setenv("HF_TOKEN", TOKEN + "\x01")
     assert "outside ASCII" in refused(capsys, "push", str(folder), REPO, "--debug")
     monkeypatch.delenv("HF_TOKEN")

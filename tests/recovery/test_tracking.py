@@ -12,7 +12,7 @@ from accelerate.tracking import GeneralTracker, get_available_trackers
 
 from compressor.errors import RequestError, RunError
 from compressor.recovery.log import StepRecord
-from compressor.recovery.tracking import keep_written_figures, refuse_missing_tracker
+from compressor.recovery.tracking import refuse_missing_tracker, written_figures
 from tests.recovery.runs import open_run, train_run, with_steps
 
 
@@ -92,13 +92,9 @@ def test_a_tracker_that_is_not_installed_is_refused_by_name() -> None:
         refuse_missing_tracker(tracker)
 
 
-def test_what_a_tracker_wrote_stays_beside_the_checkpoint(tmp_path: Path) -> None:
+def test_what_a_tracker_wrote_is_found(tmp_path: Path) -> None:
     """A run's work folder goes with its end."""
-    work, checkpoint = tmp_path / "work", tmp_path / "checkpoint"
-    keep_written_figures(work, checkpoint)
-    assert not checkpoint.exists()
-    events = work / "recovery" / "1" / "events"
-    events.parent.mkdir(parents=True)
-    events.write_bytes(b"figures")
-    keep_written_figures(work, checkpoint)
-    assert (checkpoint / "runs" / "1" / "events").read_bytes() == b"figures"
+    work = tmp_path / "work"
+    assert written_figures(work) is None
+    (work / "recovery").mkdir(parents=True)
+    assert written_figures(work) == work / "recovery"

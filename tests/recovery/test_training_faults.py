@@ -14,7 +14,7 @@ from torch import Tensor
 
 from compressor.errors import RequestError, RunError
 from compressor.naming import Naming, key_of, option_of
-from compressor.recovery.faults import explained_memory
+from compressor.recovery.faults import explained_memory, refuse_unusable
 from compressor.recovery.log import StepRecord, read_log
 from tests.recovery.runs import (
     SETTINGS,
@@ -35,7 +35,9 @@ def test_a_teacher_with_nan_stops_the_run_at_once(models: Models, tmp_path: Path
     with torch.no_grad():
         next(run.teacher.model.parameters())[5] = float("nan")
     message = (
-        "^step 1: the loss is nan .KL nan, cross-entropy [0-9.]+, .* must be finite; no checkpoint was written yet"
+        "^step 1: the loss is nan .KL nan, cross-entropy [0-9.]+, .* must be finite; no checkpoint was written yet: "
+        "check student and teacher for NaN, or choose less extreme values of kl_weight, cross_entropy_weight, "
+        "matching_weight and temperature.$"
     )
     with pytest.raises(RunError, match=message):
         train_run(run, tmp_path, with_steps(3))
@@ -53,7 +55,7 @@ def test_nan_in_the_middle_names_the_step_and_the_checkpoint(models: Models, tmp
             with torch.no_grad():
                 next(run.teacher.model.parameters()).fill_(float("inf"))
 
-    with pytest.raises(RunError, match="^step 6: the loss is nan .* checkpoint-4 is kept"):
+    with pytest.raises(RunError, match="^step 6: the loss is nan .* checkpoint-4 is kept: .* a learning_rate below"):
         train_run(run, tmp_path, with_steps(8, checkpoint_every=2), on_step=poison)
     assert largest_difference(weights[-1], run.weights()) == 0
 
@@ -62,9 +64,13 @@ def test_a_gradient_that_is_not_finite_stops_the_run(models: Models, tmp_path: P
     run = open_run(models("gated_deltanet"))
     before = run.weights()
     next(iter(run.trainable.values())).register_hook(lambda gradient: gradient / 0)
-    with pytest.raises(RunError, match="^step 1: the gradient's norm is (inf|nan) at a loss of [0-9.]+ and must be"):
+    with pytest.raises(RunError, match="^step 1: the gradient's norm is (inf|nan) at a loss of [0-9.]+ and") as stop:
         train_run(run, tmp_path)
     assert largest_difference(before, run.weights()) == 0
+    assert str(stop.value).endswith(
+        "check the student for NaN, or choose less extreme values of alpha, kl_weight, cross_entropy_weight, "
+        "matching_weight and temperature."
+    )
 
 
 @pytest.mark.parametrize(("steps", "stopped"), [(10, 3), (2, 2)])
@@ -179,3 +185,13 @@ def test_what_needs_less_memory_is_called_as_it_was_given(name: Naming, remedy: 
         explained_memory(1, 4, 32, recomputed=False, kept="no checkpoint", name=name),
     ):
         raise torch.OutOfMemoryError("CUDA out of memory.")
+
+
+@pytest.mark.parametrize("norm", [float("inf"), float("nan")])
+def test_a_learning_rate_is_blamed_once_it_was_used(norm: float) -> None:
+    record = StepRecord(
+        step=2, loss=1.0, kl=1.0, cross_entropy=0.0, matching=0.0, learning_rate=0.25, gradient_norm=norm, tokens=1,
+        seconds=1.0, tokens_per_second=1.0,
+    )  # fmt: skip
+    with pytest.raises(RunError, match="checkpoint-1 is kept: start again with a --learning-rate below 0.25.$"):
+        refuse_unusable(record, "checkpoint-1 is kept", option_of)
