@@ -50,24 +50,25 @@ def check_push(repo_id: str | None, private: bool, model: str | None, asks_hub: 
         repo_id: where to; None pushes nothing.
         private: whether the repository is to be private.
         model: what the run cuts.
-        asks_hub: whether to ask the Hub if it accepts the token.
+        asks_hub: whether to ask the Hub if it would take the result.
 
     Raises:
-        RequestError: a bad id or that of `model`, no token or a wrong one, or `private` without `repo_id`.
+        RequestError: a bad id or that of `model`, no token or one that may not write there, a repository that cannot
+            take the result, or `private` without `repo_id`.
         RunError: the Hub cannot be reached.
     """
     if repo_id is None:
         if private:
             raise RequestError("--private belongs to --push-to-hub; name a repository, or leave it out.")
         return
-    from compressor.export.hub import check_account, check_repo_id, find_account
+    from compressor.export.hub import check_repo_id, check_repository, find_account
 
     check_repo_id(repo_id)
     if model is not None and model.casefold() == repo_id.casefold():
         raise RequestError(f"--push-to-hub {repo_id} would replace the model that is cut; choose another name.")
     account = find_account()
     if asks_hub:
-        check_account(account)
+        check_repository(repo_id, private, account)
 
 
 def push_result(folder: Path, repo_id: str, private: bool, console: Console) -> int:
@@ -82,7 +83,7 @@ def push_result(folder: Path, repo_id: str, private: bool, console: Console) -> 
         return _push(plan_push(folder, repo_id), folder, private, console)
     except CompressorError as error:
         raise type(error)(
-            f"the result stands in {folder}, and was not pushed: {error} Push it with `compress push`."
+            f"the result stands in {folder}, and was not pushed: {error} Then `compress push` pushes it."
         ) from error
 
 

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+from huggingface_hub.repocard import REGEX_YAML_BLOCK
+
 from compressor.checkpoint.config_file import CONFIG_FILE
 from compressor.checkpoint.layout import INDEX_FILE, listed
 from compressor.checkpoint.presence import no_folder
@@ -26,6 +29,7 @@ from compressor.reporting import read_compression
 WRITTEN_FILES = (CONFIG_FILE, CARD_FILE, REPORT_FILE, RECIPE_FILE, "selection.json")
 """What every compressed folder has beside its weights."""
 _REMEDY = "restore the file, or compress again"
+_MAX_CARD_BYTES = 5_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,8 +190,25 @@ def _hub_file(folder: Path, name: str, repo_id: str) -> HubFile:
     path = folder / name
     if name != CARD_FILE:
         return HubFile(name, path, path.stat().st_size)
-    card = card_of_repository(path.read_bytes().decode("utf-8", "replace"), repo_id).encode()
-    return HubFile(name, card, len(card))
+    return HubFile(name, *_card(path, repo_id))
+
+
+def _card(path: Path, repo_id: str) -> tuple[bytes, int]:
+    """The card for the repository, and its bytes; what the Hub would refuse behind the weights is refused here."""
+    size = path.stat().st_size
+    if size > _MAX_CARD_BYTES:
+        raise RequestError(f"{path} has {size:,} bytes, and a card at most {_MAX_CARD_BYTES:,}; {_REMEDY}.")
+    text = path.read_bytes().decode("utf-8", "replace")
+    metadata = REGEX_YAML_BLOCK.search(text)
+    try:
+        data = None if metadata is None else yaml.safe_load(metadata[2])
+        problem = None if isinstance(data, dict | None) else f"it is a {type(data).__name__}, no mapping"
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        problem = " ".join(str(error).split())
+    if problem is not None:
+        raise RequestError(f"the metadata at the top of {path} cannot be read ({problem}); mend it, or {_REMEDY}.")
+    card = card_of_repository(text, repo_id).encode()
+    return card, len(card)
 
 
 def _notes(folder: Path, files: Sequence[HubFile], compression: Mapping[str, Any], recorded: bool) -> list[str]:

@@ -7,7 +7,7 @@ https://huggingface.co/docs/huggingface_hub/guides/upload#preupload-lfs-files-be
 
 from __future__ import annotations
 
-import fnmatch
+import json
 import re
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -18,9 +18,14 @@ from pathlib import Path
 from compressor.errors import CompressorError, RequestError, RunError
 
 # Left beside the new ones, engines would read them: vLLM loads every safetensors file that it finds.
-_WEIGHT_PATTERNS = ("*.safetensors", "*.safetensors.index.json")
-_OWN_FILE = "compression.json"
-_REMEDY = "the repository has all of the new files or none, and `compress push` of the same folder goes on."
+_WEIGHTS = (".safetensors", ".safetensors.index.json")
+_MODELS = (*_WEIGHTS, ".bin", ".bin.index.json", ".gguf", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx")
+_OWN_FILE, _CONFIG, _ADAPTER = "compression.json", "config.json", "adapter_config.json"
+_WHOLE = "the repository has all of the new files or none"
+_REMEDY = f"{_WHOLE}, and `compress push` of the same folder goes on."
+_REFUSED_REMEDY = f"{_WHOLE}; mend what is named, and push again."
+# The Hub's answers to what it was sent, which it gives again to the same.
+_REFUSALS = (400, 413, 422)
 _TOKEN = re.compile(r"[\x21-\x7e]+")
 
 
@@ -97,17 +102,37 @@ def find_account() -> HubAccount:
     return HubAccount(token)
 
 
-def check_account(account: HubAccount) -> str:
-    """Ask the Hub whose token it is; the account's name.
+def check_repository(repo_id: str, private: bool, account: HubAccount) -> None:
+    """Ask the Hub, before any work, whether `upload` would be refused, as far as can be known without writing.
 
     Raises:
-        RequestError: the Hub does not accept the token.
+        RequestError: the Hub does not accept the token, it may not write or not in that namespace, or the repository
+            cannot take the files.
         RunError: the Hub cannot be reached.
     """
     from huggingface_hub import HfApi
+    from huggingface_hub.errors import RepositoryNotFoundError
 
+    api = HfApi(token=account.token)
     with _hub_errors(account, "asking the Hub whose token this is", "check the connection."):
-        return str(HfApi(token=account.token).whoami()["name"])
+        owner = api.whoami()
+    role = owner.get("auth", {}).get("accessToken", {}).get("role")
+    if role == "read":
+        raise RequestError("the token of the Hub may only read; set HF_TOKEN to one that may write.")
+    names = [owner["name"], *(each["name"] for each in owner.get("orgs", ()))]
+    namespace = repo_id.partition("/")[0]
+    # Fine-grained tokens may hide organisations that they may write to.
+    if role == "write" and namespace.casefold() not in [name.casefold() for name in names]:
+        raise RequestError(
+            f"the token is of {names[0]}, who is not in {namespace}; push under {' or '.join(names)}, or use a token "
+            f"of {namespace}."
+        )
+    with _hub_errors(account, f"looking at the repository {repo_id}", "check the connection."):
+        try:
+            info = api.model_info(repo_id)
+        except RepositoryNotFoundError:
+            return
+    _refuse_repository(repo_id, [each.rfilename for each in info.siblings or ()], private and info.private is False)
 
 
 def upload(
@@ -153,13 +178,9 @@ def upload(
 
 
 def stale_weights(remote: Sequence[str], files: Sequence[HubFile]) -> list[str]:
-    """Names of weight files and indices in the repository that the new files do not replace."""
+    """Weight files and indices beside which the new files would come, and which they do not replace."""
     new = {file.name for file in files}
-    return [
-        name
-        for name in remote
-        if name not in new and any(fnmatch.fnmatchcase(name, pattern) for pattern in _WEIGHT_PATTERNS)
-    ]
+    return [name for name in remote if name not in new and "/" not in name and name.endswith(_WEIGHTS)]
 
 
 def _refuse_repository(repo_id: str, remote: Sequence[str], is_public: bool) -> None:
@@ -168,10 +189,16 @@ def _refuse_repository(repo_id: str, remote: Sequence[str], is_public: bool) -> 
             f"{repo_id} is there already and public; make it private on the Hub, choose another name, or leave out "
             "--private."
         )
-    if _OWN_FILE not in remote and any(stale_weights(remote, ())):
+    models = [name for name in remote if name == _CONFIG or name.endswith(_MODELS)]
+    if _OWN_FILE not in remote and models:
         raise RequestError(
-            f"{repo_id} holds a model that compress did not write ({stale_weights(remote, ())[0]}); choose another "
-            "name, or delete that repository first."
+            f"{repo_id} holds a model that compress did not write ({models[0]}); choose another name, or delete that "
+            "repository first."
+        )
+    if _ADAPTER in remote:
+        raise RequestError(
+            f"{repo_id} holds {_ADAPTER}, and transformers would apply that adapter to the new weights; remove it on "
+            "the Hub first, or choose another name."
         )
 
 
@@ -204,6 +231,9 @@ def _hub_error(chain: Sequence[BaseException], doing: str, remedy: str, account:
 
     answers = [error for error in chain if isinstance(error, HfHubHTTPError)]
     told = (answers[0].server_message or str(answers[0])) if answers else str(chain[-1]) or type(chain[-1]).__name__
+    if isinstance(chain[-1], json.JSONDecodeError):
+        told = f"{doing} failed (what answered is no Hub, for it sent no JSON)"
+        return RunError(f"{told}; check the connection and HF_ENDPOINT.")
     reason = told.strip().splitlines()[0].rstrip(".").replace(account.token, "***")
     # The status of a file's own upload is the storage's, which knows nothing of tokens.
     status = answers[0].response.status_code if answers and answers[0] is chain[0] else None
@@ -217,4 +247,6 @@ def _hub_error(chain: Sequence[BaseException], doing: str, remedy: str, account:
             f"the token may not do this ({reason}); use one that may write to the repository, or push under a name "
             "of your own."
         )
+    if remedy == _REMEDY and (status in _REFUSALS or isinstance(chain[0], ValueError)):
+        remedy = _REFUSED_REMEDY
     return RunError(f"{doing} failed ({reason}); {remedy}")

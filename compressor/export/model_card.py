@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import yaml
@@ -18,7 +19,7 @@ _UNKNOWN = "not measured"
 _PLACE = "MODEL"
 _PLACE_NOTE = f"{_PLACE} stands for the path of this folder, or its id on the Hub."
 _NAME_NOTE = "# the path of this folder, or its id on the Hub"
-_NAME_LINE = re.compile(rf"^name = \".*\"  {re.escape(_NAME_NOTE)}$", re.MULTILINE)
+_NAME_LINE = re.compile(rf"^name = \"(.*)\"  {re.escape(_NAME_NOTE)}$", re.MULTILINE)
 _ENGINES = re.compile(r"^## Engines\n.*?(?=^## |\Z)", re.MULTILINE | re.DOTALL)
 
 
@@ -88,12 +89,16 @@ def render_model_card(facts: ModelCardFacts) -> str:
 def card_of_repository(card: str, repo_id: str) -> str:
     """The card with the Hub id in its load lines and engine commands; what an author changed there stays as it is."""
     line = f"name = {json.dumps(repo_id)}  {_NAME_NOTE}"
+    named = _NAME_LINE.search(card)
+    # Of a folder that was pushed before, under another id.
+    places = [_PLACE, *([named[1]] if named is not None and "/" in named[1] else [])]
     card = _NAME_LINE.sub(lambda _: line, card)
-    return _ENGINES.sub(lambda match: _with_place(match.group(), repo_id), card)
+    return _ENGINES.sub(lambda match: _with_place(match.group(), places, repo_id), card)
 
 
-def _with_place(section: str, repo_id: str) -> str:
-    return re.sub(rf"\b{_PLACE}\b", repo_id, section.replace(f"{_PLACE_NOTE}\n\n", ""))
+def _with_place(section: str, places: Sequence[str], repo_id: str) -> str:
+    words = "|".join(map(re.escape, places))
+    return re.sub(rf"(?<![\w/.-])(?:{words})(?![\w/-])", repo_id, section.replace(f"{_PLACE_NOTE}\n\n", ""))
 
 
 def _metadata(facts: ModelCardFacts) -> dict[str, object]:

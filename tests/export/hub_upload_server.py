@@ -11,7 +11,7 @@ import base64
 import hashlib
 import json
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -38,7 +38,8 @@ class UploadHub:
     `storage` has the large files by SHA-256, `parts` those that are not whole yet. Files of more than `part_bytes` go
     in parts. `stored` lists what was put into the storage in order. Where `stall_after` such requests were answered,
     the next one waits for `release`, with `stalled` set, and is not answered. `refuse_put` answers 403 to all of them,
-    `refuse_create` to who makes a repository, with `refusal`. `texts` has every request but its authorization header.
+    `refuse_create` to who makes a repository, with `refusal`. `role` is the token's, `card_errors` are found in any
+    card. `texts` has every request but its authorization header.
     """
 
     token: str
@@ -47,6 +48,8 @@ class UploadHub:
     refuse_put: bool = False
     refuse_create: bool = False
     refusal: str = "You don't have the rights to create a model under this namespace"
+    role: str = "write"
+    card_errors: list[str] = field(default_factory=list)
     repositories: dict[str, Repository] = field(default_factory=dict)
     storage: dict[str, bytes] = field(default_factory=dict)
     parts: dict[tuple[str, int], bytes] = field(default_factory=dict)
@@ -136,9 +139,10 @@ class _Handler(BaseHTTPRequestHandler):
 
 def _api(hub: UploadHub, method: str, path: str, body: bytes) -> Answer:
     if path == "/api/whoami-v2":
-        return _json({"type": "user", "name": "someone", "orgs": []})
+        auth = {"type": "access_token", "accessToken": {"role": hub.role}}
+        return _json({"type": "user", "name": "someone", "orgs": [{"name": "team"}], "auth": auth})
     if path == "/api/validate-yaml":
-        return _json({"errors": [], "warnings": []})
+        return _card_answer(hub.card_errors)
     if path == "/api/repos/create":
         return _create(hub, json.loads(body))
     if path.endswith(".git/info/lfs/objects/batch"):
@@ -158,6 +162,11 @@ def _api(hub: UploadHub, method: str, path: str, body: bytes) -> Answer:
         return _resolve(repository, rest.partition("/")[2])
     siblings = [{"rfilename": file} for file in repository.files]
     return _json({"id": name, "sha": repository.commits[-1], "private": repository.private, "siblings": siblings})
+
+
+def _card_answer(errors: Sequence[str]) -> Answer:
+    body = {"errors": [{"message": error} for error in errors], "warnings": []}
+    return (400 if errors else 200), json.dumps(body).encode(), {"Content-Type": "application/json"}
 
 
 def _create(hub: UploadHub, request: Mapping[str, Any]) -> Answer:

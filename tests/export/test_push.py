@@ -229,6 +229,12 @@ def test_repositories_that_cannot_take_it(
     hub.repositories[REPO] = Repository(files={"model.safetensors": b"another"})
     told = refused(capsys, "push", str(folder), REPO)
     assert "holds a model that compress did not write (model.safetensors)" in told
+    for name in ("pytorch_model.bin", "sub/model.Q4.gguf", "config.json"):
+        hub.repositories["someone/theirs"] = Repository(files={"README.md": b"a card of theirs", name: b"another"})
+        told = refused(capsys, "push", str(folder), "someone/theirs")
+        assert f"holds a model that compress did not write ({name})" in told
+    hub.repositories["someone/adapted"] = Repository(files={"compression.json": b"{}", "adapter_config.json": b"{}"})
+    assert "transformers would apply that adapter" in refused(capsys, "push", str(folder), "someone/adapted")
     hub.refuse_create = True
     told = refused(capsys, "push", str(folder), "other/half")
     assert "the token may not do this (You don't have the rights to create a model under this namespace)" in told
@@ -269,13 +275,20 @@ def test_a_run_pushes_its_result(
         (["--push-to-hub", "half"], "give it as owner/name"),
         (["--private"], "--private belongs to --push-to-hub"),
         (["--push-to-hub", "someone/half"], "the Hub does not accept the token"),
+        (["--push-to-hub", "others/half"], "the token is of someone, who is not in others; push under someone or team"),
+        (["--push-to-hub", "someone/theirs"], "someone/theirs holds a model that compress did not write (model.gguf)"),
+        (["--push-to-hub", "someone/public", "--private"], "someone/public is there already and public"),
+        (["--push-to-hub", "team/half"], "the token of the Hub may only read"),
     ],
 )
 def test_a_run_whose_push_cannot_succeed_does_not_start(
     options: list[str], part: str, hub: UploadHub, folders: tuple[Path, Path], tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    hub.token = "another"
+    hub.token = "another" if "accept" in part else hub.token
+    hub.role = "read" if "only read" in part else "write"
+    hub.repositories["someone/theirs"] = Repository(files={"model.gguf": b"another"})
+    hub.repositories["someone/public"] = Repository()
     assert compress(folders[0], tmp_path / "out", make_text(tmp_path), *options) == 2
     assert part in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
