@@ -148,7 +148,7 @@ def test_what_a_refit_does_not_see(sequences: int, retrieval_share: float, held_
     ("name", "methods"),
     [
         ("gated_deltanet", ["drrqr", "energy", "fisher"]),
-        ("m2", ["drrqr", "energy", "fisher", "ghost", "gradient"]),
+        pytest.param("m2", ["drrqr", "energy", "fisher", "ghost", "gradient"], marks=pytest.mark.slow),
         pytest.param("delta_net", ["drrqr", "energy", "fisher"], marks=pytest.mark.slow),
         pytest.param("m2_fla", ["drrqr", "energy", "fisher", "ghost", "gradient"], marks=pytest.mark.slow),
         pytest.param("bamba", ["drrqr", "energy", "fisher", "ghost", "gradient"], marks=pytest.mark.slow),
@@ -213,6 +213,7 @@ def test_auto_leaves_out_what_does_not_fit_in_memory(
     assert all(f"note: {note.partition(':')[0]}" in shown for note in notes)
 
 
+@pytest.mark.slow
 def test_auto_reads_gradients_that_were_saved(mamba2: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """They need no backward pass here, whatever it would take; a file without them is refused."""
     text, saved, poor = make_text(tmp_path), tmp_path / "saved.safetensors", tmp_path / "poor.safetensors"

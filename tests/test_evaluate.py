@@ -53,6 +53,7 @@ def test_a_result_says_what_was_measured(tmp_path: Path, demo_model: Path) -> No
     assert again["settings"]["stride"] == 100
 
 
+@pytest.mark.slow
 def test_batch_size_and_dtype_move_no_score(tmp_path: Path) -> None:
     """Prompts stay the same, so scores pair; bfloat16 moves the loss by far less than its standard error."""
     reference = evaluate(tmp_path / "a.json")["model"]

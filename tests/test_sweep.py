@@ -116,6 +116,7 @@ def test_files_that_hold_no_statistics(
     refused(capsys, [str(source), "--calibration", str(saved.parent / "text.txt"), *words], fragment)
 
 
+@pytest.mark.slow
 def test_sweep_makes_every_checkpoint_that_single_runs_make(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 from benchmarks.instrument import main
 
 
+@pytest.mark.slow
 def test_settings_that_should_not_matter(
     tmp_path: Path, demo_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

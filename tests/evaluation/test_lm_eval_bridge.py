@@ -162,6 +162,7 @@ def test_generation_is_greedy_decoding(
     assert metric(found, "greedy", "exact_match").documents == (1.0, 0.0, 1.0, 1.0)
 
 
+@pytest.mark.slow
 def test_a_second_run_and_another_batch_size_give_the_same(
     figures: LmEvalFigures, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tasks: LmEvalTasks
 ) -> None:

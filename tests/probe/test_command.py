@@ -77,6 +77,7 @@ def test_states_only(tmp_path: Path) -> None:
     assert not (tmp_path / "out" / "figures" / "truncation.png").exists()
 
 
+@pytest.mark.slow
 def test_tasks_of_the_bundled_model(tmp_path: Path, demo_model: Path) -> None:
     """A cut to one direction takes the answers away, one to 32 of 64 leaves them; a probe repeats itself."""
     options = ["--length", "512", "--documents", "2", "--tasks", "niah_single_1", "--task-length", "512", "--samples",
